@@ -1,0 +1,191 @@
+"""Configuration: a frozen tree, validated once, all mistakes reported together with the paths of their fields.
+
+Config is input; capacity (number of pages that fit, layout, vocabulary) is discovered. Each component gets
+the sub-config that it needs. Only `cluster.main` reads the environment.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from twostroke.cluster.core.errors import ConfigError
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+TransportName = Literal["collective", "grpc"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ModelSection(Section):
+    """Which model, and how its weights are held."""
+
+    source: str = "demo"
+    """`demo`, a directory with safetensors and tokenizer files, a GGUF file, or a hub id."""
+    name: str = ""
+    """The name clients use; empty: the source's own."""
+    linear: Literal["auto", "float32", "packed_fp16"] = "auto"
+    """CPU linears: exact float32, or FBGEMM fp16-packed weights (docs/adr). auto: packed where supported."""
+    max_context: Annotated[int, Field(ge=0)] = 0
+    """Tokens; 0: the model's own."""
+    fake: bool = False
+    """The deterministic fake executor: no torch, no weights; tokens are a hash of the pages read."""
+
+
+class PagesSection(Section):
+    page_size: Positive = 16
+    num_pages: Positive = 1024
+    """Pages of one worker's pool."""
+
+
+class PrefillSection(Section):
+    replicas: Annotated[int, Field(ge=0)] = 1
+    threads: Positive = 1
+    chunk_tokens: Positive = 512
+    max_waiting: Positive = 64
+    """Accepted jobs that do not yet compute; over it a Submit is refused."""
+    hold_s: Seconds = 30.0
+    """How long a finished prefill keeps its pages for a transfer that does not end."""
+
+
+class DecodeSection(Section):
+    replicas: Annotated[int, Field(ge=0)] = 1
+    threads: Positive = 1
+    chunk_tokens: Positive = 256
+    """Token budget of one step: decode rows first, then local prefill chunks."""
+    max_running: Positive = 256
+    max_waiting: Positive = 64
+    lease_ttl_s: Seconds = 30.0
+    max_preemptions: Annotated[int, Field(ge=0)] = 2
+    local_resume_tokens: Annotated[int, Field(ge=0)] = 256
+    """A preempted job resumes locally when at most this many tokens are uncached, else it is given back."""
+
+
+class TransferSection(Section):
+    transports: tuple[TransportName, ...] = ("collective", "grpc")
+    """Best first; a pair uses the first that both speak."""
+    message_bytes: Annotated[int, Field(ge=4096, le=4 << 20)] = 1 << 20
+    """Largest gRPC data message."""
+    offer_bytes: Annotated[int, Field(ge=4096, le=64 << 20)] = 16 << 20
+    """Largest flat message of `collective`."""
+    operation_timeout_s: Seconds = 10.0
+    idle_group_s: Seconds = 300.0
+    max_groups: Positive = 16
+
+
+class PolicySection(Section):
+    """Weights of the placement cost, in tokens of work (router/policy.py)."""
+
+    local_threshold_tokens: Annotated[int, Field(ge=0)] = 64
+    """A prompt whose uncached part on the decode worker is shorter is prefilled there."""
+    local_when_no_prefill: bool = True
+    max_queued_chunks: Positive = 4
+    """A prefill worker is chosen only while its queued tokens are under this many chunk budgets."""
+    transfer_weight: Weight = 0.1
+    """Cost of shipping one token's KV, in tokens of prefill work."""
+    decode_running_weight: Weight = 16.0
+    """Cost of one running request on a decode worker, in tokens of KV."""
+    balance_abs_tokens: Positive = 4096
+    balance_rel: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
+    """Load guard: affinity yields when max - min > abs and max > rel * min."""
+
+
+class RouterSection(Section):
+    replicas: Positive = 1
+    host: str = "127.0.0.1"
+    http_port: Port = 8000
+    grpc_port: Port = 8001
+    max_queued: Positive = 256
+    """Requests admitted and not yet placed; over it 429 with Retry-After."""
+    max_body_bytes: Positive = 8 << 20
+    max_output_tokens: Positive = 1 << 20
+    default_max_tokens: Positive = 1024
+    default_timeout_s: Seconds = 600.0
+    max_timeout_s: Seconds = 3600.0
+    reserve_skip: Annotated[int, Field(ge=0)] = 8
+    """Smaller requests that may pass one that waits for pages."""
+    max_attempts: Positive = 3
+    max_continuations: Positive = 4
+    """Continuations after a loss that may run at once."""
+    token_buffer: Positive = 256
+    """Undelivered tokens a request may hold; over it the client reads too slowly and is cut."""
+    policy: PolicySection = PolicySection()
+
+
+class RedisSection(Section):
+    url: str = ""
+    """Empty: `twostroke up` starts an embedded server and fills this in."""
+    prefix: str = "twostroke"
+    registration_ttl_s: Seconds = 15.0
+    stream_maxlen: Positive = 8192
+
+
+class RaySection(Section):
+    address: str = ""
+    """Empty: start a local Ray."""
+    restart_backoff_s: Seconds = 1.0
+    max_backoff_s: Seconds = 30.0
+    drain_s: Seconds = 60.0
+
+
+class TelemetrySection(Section):
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "console"] = "json"
+    metrics_port: Port = 0
+    """Workers' own /metrics; 0 picks a free port. The router serves /metrics on its HTTP port."""
+
+
+class Config(Section):
+    """The whole of it. One file serves every role; a role reads its own sections."""
+
+    cluster: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] = "local"
+    model: ModelSection = ModelSection()
+    pages: PagesSection = PagesSection()
+    prefill: PrefillSection = PrefillSection()
+    decode: DecodeSection = DecodeSection()
+    transfer: TransferSection = TransferSection()
+    router: RouterSection = RouterSection()
+    redis: RedisSection = RedisSection()
+    ray: RaySection = RaySection()
+    telemetry: TelemetrySection = TelemetrySection()
+
+    @model_validator(mode="after")
+    def _transports_named(self) -> "Config":
+        if not self.transfer.transports:
+            raise ValueError("transfer.transports: name at least one of collective, grpc")
+        return self
+
+
+def parse_config(data: object) -> Config:
+    """Validate a parsed document. Raises ConfigError with every mistake as `path: what is wrong`."""
+    if data is None:
+        data = {}
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        mistakes = [
+            f"{'.'.join(str(part) for part in detail['loc']) or '(file)'}: {detail['msg']}" for detail in error.errors()
+        ]
+        raise ConfigError(mistakes) from None
+
+
+def load_config(path: Path) -> Config:
+    """Read a YAML file. Raises ConfigError, also for a file that cannot be read or is not YAML."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError([f"{path}: {error.strerror or error}"]) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: {error}"]) from None
+    return parse_config(data)
+
+
+def dump_config(config: Config) -> str:
+    """YAML that `load_config` reads back to an equal Config."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)

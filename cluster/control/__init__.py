@@ -1,0 +1,1 @@
+"""Ray supervisor, host actors and the pure planner."""

@@ -1,0 +1,1 @@
+"""Plain data and pure functions: standard library only, no asyncio."""

@@ -1,0 +1,1 @@
+"""Worker registry and prefix-event log: Redis and its in-memory fake."""

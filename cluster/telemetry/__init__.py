@@ -1,0 +1,1 @@
+"""Metrics, structured logs and spans, each declared in one place."""

@@ -1,0 +1,1 @@
+"""KV page transports behind one interface: loopback, grpc, collective."""

@@ -1,0 +1,1 @@
+"""Protobuf converters, the error-to-status tables and gRPC channel options."""

@@ -1,0 +1,1 @@
+"""The decode role: pure scheduler, lease intake and its gRPC face."""

@@ -1,0 +1,156 @@
+"""What goes into the engine thread and what comes out, as plain data.
+
+    commands (inbox)                              events (outbox)
+    FromRouter, RouterGone, Drain, Snapshot       ToRouter, Published, SnapshotTaken
+    prefill: ShipmentEnded                        prefill: PagesReady, PrefillDone, ShipmentDropped
+    decode:  Committed, LeaseTouched,             decode:  LeaseOpened, LeaseClosed
+             PagesReleased
+
+The engine thread alone owns the allocator, jobs and leases. Anyone may post commands; events are handed to
+one callback on the engine thread, in order.
+
+Page hand-over on the prefill side: from `PagesReady` on, the shipping task may read the job's pages; they stay
+referenced until `ShipmentEnded` arrives for the job, also when the job was cancelled meanwhile
+(`ShipmentDropped` asks the task to stop, and it still answers with exactly one `ShipmentEnded`).
+
+Lease end on the decode side: an uncommitted lease that ends moves its pages to quarantine and emits
+`LeaseClosed`; the lease book answers with `PagesReleased` once no write is under way, and only then are they free.
+"""
+
+from dataclasses import dataclass
+
+from twostroke.cluster.core.events import PrefixBatch, PrefixSnapshot
+from twostroke.cluster.core.ids import Incarnation, JobId, LeaseId, PageId
+from twostroke.cluster.core.messages import Lease, RouterMessage, WorkerMessage
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+@dataclass(frozen=True, slots=True)
+class FromRouter:
+    router: Incarnation
+    message: RouterMessage
+
+
+@dataclass(frozen=True, slots=True)
+class RouterGone:
+    """The router's stream broke: everything held for it is freed at once."""
+
+    router: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Refuse new work from now on; what was accepted is finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Answered by `SnapshotTaken` with the same number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShipmentEnded:
+    """The shipping task of `job` reads no page any more. `error` is empty when the Ack came."""
+
+    job: JobId
+    error: str
+    pages: int
+    bytes: int
+    busy_s: float
+    transport: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The lease book verified the whole transfer; the job may decode from `first_token` on."""
+
+    job: JobId
+    lease_id: LeaseId
+    epoch: int
+    first_token: int
+    first_token_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTouched:
+    """A chunk was accepted: the lease lives for another TTL."""
+
+    lease_id: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class PagesReleased:
+    """No write to the closed lease's pages is under way any more: quarantine ends."""
+
+    lease_id: LeaseId
+
+
+Command = FromRouter | RouterGone | Drain | Snapshot | ShipmentEnded | Committed | LeaseTouched | PagesReleased
+
+# -------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class ToRouter:
+    router: Incarnation
+    messages: tuple[WorkerMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    batch: PrefixBatch
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    number: int
+    snapshot: PrefixSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class PagesReady:
+    """Pages `first ...` of the lease (positions past `num_held`) are computed and may be sent."""
+
+    job: JobId
+    lease: Lease
+    first: int
+    pages: tuple[PageId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillDone:
+    """All pages were announced; commit with this token."""
+
+    job: JobId
+    lease: Lease
+    first_token: int
+    first_token_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShipmentDropped:
+    """Stop sending (cancelled, expired, ended by its first token, or the router is gone)."""
+
+    job: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseOpened:
+    """Also emitted again, with a higher epoch, by a renewal that bumps it."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseClosed:
+    """`committed`: its pages belong to the job now. Otherwise they are quarantined until `PagesReleased`."""
+
+    lease_id: LeaseId
+    committed: bool
+
+
+Event = ToRouter | Published | SnapshotTaken | PagesReady | PrefillDone | ShipmentDropped | LeaseOpened | LeaseClosed

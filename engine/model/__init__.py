@@ -1,0 +1,1 @@
+"""The configurable decoder: configuration, weights and the forward pass."""

@@ -1,0 +1,51 @@
+"""A scheduler's decision as column lists: what one step computes. Plain data, no torch.
+
+Row r is one job with `num_new[r]` tokens, of which the first is at position `num_computed[r]`:
+
+    page_tables[r]   pages that cover positions 0 .. num_computed + num_new - 1
+    tokens           new tokens of all rows, one after another
+    sample[r]        True when the row's last token is the job's newest, so that its logits are sampled
+
+Rows are ordered: decode rows (num_new == 1) first, then prefill chunks; executors may rely on it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twostroke.cluster.core.ids import JobId, PageId
+from twostroke.cluster.core.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SampleInput:
+    """What sampling one row needs beyond logits. The lists are the job's own: read, never kept or changed."""
+
+    params: SamplingParams
+    prompt: Sequence[int]
+    output: Sequence[int]
+    """Output tokens so far; the sampled token gets output index `len(output)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    jobs: list[JobId]
+    num_computed: list[int]
+    num_new: list[int]
+    tokens: list[int]
+    page_tables: list[Sequence[PageId]]
+    sample: list[SampleInput | None]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.jobs)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One entry a row of the plan: the sampled token, or None where the row was not sampled."""
+
+    tokens: list[int | None]

@@ -1,0 +1,1 @@
+"""The prefill role: pure scheduler, page shipping and its gRPC face."""

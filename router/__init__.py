@@ -1,0 +1,1 @@
+"""The router: placement policy, the dispatcher that owns requests, HTTP and gRPC faces."""

@@ -1,0 +1,146 @@
+"""A request as the gateway hands it to the dispatcher, and what comes back, as plain data.
+
+Gateway and gRPC API validate, tokenize and set the deadline; from `Dispatcher.submit` on the dispatcher owns the
+request. The caller iterates the returned stream; leaving it early (closing the iterator) cancels the request.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from twostroke.cluster.core.ids import RequestId
+from twostroke.cluster.core.sampling import FinishReason, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    request_id: RequestId
+    model: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    """`seed` is the request's; the dispatcher derives each choice's."""
+    time_left_s: float
+    num_choices: int = 1
+    stop: tuple[str, ...] = ()
+    tenant: str = "default"
+    salt: str = ""
+    adapter: str = ""
+    client_request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of one choice. `token_ids` are the tokens since the last delta; text may lag behind them."""
+
+    choice: int
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnd:
+    choice: int
+    finish_reason: FinishReason
+    num_output: int
+    """Tokens counted in usage: up to and including the one that completed a stop string."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReport:
+    """Last item of every complete stream: usage, and where the time went (choice 0, milliseconds).
+
+    The phases `queue` to `decode` are durations on the router's clock and sum to `duration_ms`; the `worker_*`
+    fields are durations on each worker's own clock.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    duration_ms: float
+    ttft_ms: float
+    itl_ms: float
+    queue_ms: float
+    route_ms: float
+    reserve_ms: float
+    prefill_ms: float
+    transfer_ms: float
+    decode_ms: float
+    worker_prefill_ms: float = 0.0
+    worker_transfer_busy_ms: float = 0.0
+    worker_transfer_exposed_ms: float = 0.0
+    worker_decode_ms: float = 0.0
+    prefill_worker: str = ""
+    decode_worker: str = ""
+    transport: str = ""
+    pages_shipped: int = 0
+    bytes_shipped: int = 0
+    attempts: int = 1
+    reason: str = ""
+    """Why the placement was chosen."""
+    finish_reasons: tuple[FinishReason, ...] = field(default=())
+
+
+StreamItem = Delta | ChoiceEnd | RequestReport
+
+
+class RequestStream(Protocol):
+    """Items of one request. Iteration raises a TwostrokeError when the request fails; nothing comes after it."""
+
+    def __aiter__(self) -> AsyncIterator[StreamItem]: ...
+
+    async def cancel(self) -> None:
+        """Idempotent. Ends iteration and tells both workers."""
+        ...
+
+
+class Generator(Protocol):
+    """What the HTTP and gRPC faces need of the router; implemented by `router.dispatcher.Dispatcher`."""
+
+    def submit(self, request: GenerateRequest) -> RequestStream:
+        """Admit or refuse at once. Raises InvalidRequest, UnknownModel, Overloaded or Unavailable."""
+        ...
+
+    def cancel(self, request_id: RequestId) -> bool:
+        """Cancel by id; False when no such request is live."""
+        ...
+
+    @property
+    def model(self) -> "ServedModel | None":
+        """What the attached workers serve; None until the first one attached."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """True when a request could be answered now (invariant 13)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    name: str
+    max_context: int
+    page_size: int
+    num_prefill_workers: int
+    num_decode_workers: int
+
+
+class TextDecoder(Protocol):
+    """Turns one choice's tokens into text, holding back what may be part of a stop string or a character."""
+
+    def push(self, token: int) -> "TextStep": ...
+
+    def finish(self) -> str:
+        """Text held back, once the answer ended for another reason than a stop string."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TextStep:
+    """Text that is now certain; `stopped` when a stop string was completed (the text ends before it)."""
+
+    text: str
+    stopped: bool
+
+
+class TextDecoderFactory(Protocol):
+    def __call__(self, stop: tuple[str, ...]) -> TextDecoder: ...
