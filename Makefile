@@ -29,6 +29,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python tools/proto.py --check
+	$(BIN)/python tools/hygiene.py
 
 types: setup
 	$(BIN)/mypy
