@@ -1,4 +1,4 @@
-"""Hygiene over the given files, or all tracked ones: white space, TOML and YAML that parse, no large file or private key."""
+"""Hygiene of given or all tracked files: white space, TOML and YAML that parse, no large file, no private key."""
 
 import subprocess
 import sys
