@@ -1,1 +1,1 @@
-"""Protobuf converters, the error-to-status tables and gRPC channel options."""
+"""Between plain data and the wire: converters, frames, channel options, status codes."""
