@@ -1,0 +1,56 @@
+"""Picks the implementation of every op once, by device; nobody else asks which device there is.
+
+    cuda -> Triton kernels            cpu -> plain torch (`reference`)
+
+Each import happens inside the branch that needs it, so a CPU never imports Triton.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """The ops of one device. Shapes, dtypes and meaning of each: the function of the same name in `reference`."""
+
+    paged_decode_attention: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
+    """(q, kv, page_table, lengths, scale) -> [rows, heads, dim]"""
+    ragged_prefill_attention: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], Tensor]
+    """(q, kv, page_table, query_starts, lengths, scale) -> [tokens, heads, dim]"""
+    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    """(k, v, kv, slots): writes kv"""
+    gather_pages: Callable[[Tensor, Tensor], Tensor]
+    """(pool, pages) -> [n, ...]"""
+    scatter_pages: Callable[[Tensor, Tensor, Tensor], None]
+    """(pool, pages, data): writes pool"""
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    """(x, weight, eps) -> like x"""
+    rope: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    """(q, k, cos, sin) -> (q, k)"""
+    silu_mul: Callable[[Tensor], Tensor]
+    """(gate_up) -> [tokens, inter]"""
+
+
+def select_ops(device: torch.device) -> Ops:
+    """The ops for tensors on `device`. Raises ValueError for a kind of device that has none."""
+    if device.type == "cpu":
+        return _cpu_ops()
+    raise ValueError(f"no kernels for device {device.type!r}; there are some for: cpu")
+
+
+def _cpu_ops() -> Ops:
+    from twostroke.kernels import reference
+
+    return Ops(
+        paged_decode_attention=reference.paged_decode_attention,
+        ragged_prefill_attention=reference.ragged_prefill_attention,
+        write_kv=reference.write_kv,
+        gather_pages=reference.gather_pages,
+        scatter_pages=reference.scatter_pages,
+        rms_norm=reference.rms_norm,
+        rope=reference.rope,
+        silu_mul=reference.silu_mul,
+    )
