@@ -1,0 +1,531 @@
+"""What a decode worker computes next, and what it promises to whom. Pure: no I/O, clock or randomness.
+
+    RESERVE   1. lease    references on the leading pages that are cached here, and fresh pages for the rest of
+                          prompt + delivered + 1 token; granted only if afterwards every running job and lease could
+                          take one page more. It never preempts, and nothing else ever takes its pages
+              2. LEASED   lives `lease_ttl_s` from the last renewal or accepted chunk
+              3. commit   of the current epoch: the pages are the job's and get names; READY
+    LOCAL     WAITING until pages for all of its tokens are there; its prompt is then computed here in chunks
+    both      4. RUNNING  each step computes one token of every job that decodes, then chunks of prompts, under
+                          one token budget; ends by the sampling parameters, time, cancel, or a lost router
+
+Out of pages, the latest-admitted job is preempted, never the only one. Its full pages stay named; it WAITs and
+resumes here if little is uncached and it was not preempted too often, else it ends PREEMPTED and the
+dispatcher continues it on a pair. A lease that ends uncommitted leaves its pages in quarantine until the lease
+book says that no write is under way (`PagesReleased`); its job is gone at once.
+"""
+
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from twostroke.cluster.core.events import PrefixSnapshot
+from twostroke.cluster.core.ids import Incarnation, JobId, LeaseId, PageId
+from twostroke.cluster.core.messages import (
+    Cancel,
+    Ended,
+    JobTimings,
+    Lease,
+    Leased,
+    LeaseShard,
+    LoadReport,
+    Outcome,
+    RefusalReason,
+    RenewLease,
+    Started,
+    Stroke,
+    Submit,
+    TokenRun,
+    WorkerInfo,
+)
+from twostroke.cluster.core.sampling import FinishReason
+from twostroke.engine.commands import (
+    Command,
+    Committed,
+    Drain,
+    Event,
+    FromRouter,
+    LeaseClosed,
+    LeaseOpened,
+    LeaseTouched,
+    PagesReleased,
+    RouterGone,
+    Snapshot,
+    SnapshotTaken,
+)
+from twostroke.engine.job import (
+    Job,
+    JobPhase,
+    PlanBuilder,
+    hit_keys,
+    name_filled_pages,
+    pages_for,
+    prompt_keys,
+    release_pages,
+    take_pages,
+)
+from twostroke.engine.plan import Plan, StepResult
+from twostroke.engine.roster import Roster
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLimits:
+    """`config.DecodeSection`, as far as scheduling goes. The token budget of a step is `info.chunk_tokens`."""
+
+    max_running: int = 256
+    max_waiting: int = 64
+    lease_ttl_s: float = 30.0
+    max_preemptions: int = 2
+    local_resume_tokens: int = 256
+
+
+@dataclass(slots=True, eq=False)
+class DecodeJob(Job):
+    lease: Lease | None = None
+    leased_pages: list[PageId] = field(default_factory=list)
+    """Not the job's before the commit; one more than the lease shows when the next token starts a page."""
+    preemptions: int = 0
+    started: bool = False
+
+
+def _draw_nonce() -> bytes:
+    return secrets.token_bytes(16)
+
+
+class DecodeScheduler:
+    """Implements `engine.scheduling.RoleScheduler`; used by the engine thread alone.
+
+    `draw_nonce` gives the 16 secret bytes that a writer must show, new for each epoch of a lease.
+    """
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        vocab_size: int,
+        limits: DecodeLimits,
+        draw_nonce: Callable[[], bytes] = _draw_nonce,
+    ) -> None:
+        self._roster: Roster[DecodeJob] = Roster(info, vocab_size)
+        self._info = info
+        self._page_size = info.layout.page_size
+        self._limits = limits
+        self._draw_nonce = draw_nonce
+        # Every running job gets a token a step, so a smaller budget bounds them too; then prompts never starve.
+        self._max_running = min(limits.max_running, info.chunk_tokens)
+        self._allocator = self._roster.allocator
+        self._outbox = self._roster.outbox
+        self._waiting: deque[DecodeJob] = deque()
+        self._ready: deque[DecodeJob] = deque()
+        self._running: dict[JobId, DecodeJob] = {}
+        """In order of admission."""
+        self._leased: dict[LeaseId, DecodeJob] = {}
+        self._quarantine: dict[LeaseId, list[PageId]] = {}
+        self._num_leases = 0
+
+    # ---------------------------------------------------------------------------------------------- commands
+
+    def handle(self, command: Command, now_s: float) -> None:
+        match command:
+            case FromRouter(router, Submit() as submit):
+                self._submit(router, submit, now_s)
+            case FromRouter(router, Cancel(job_id)):
+                job = self._roster.find(router, job_id)
+                if job is not None:
+                    self._end(job, Outcome.CANCELLED, now_s)
+            case FromRouter(router, RenewLease(job_id, bump_epoch)):
+                self._renew(self._roster.find(router, job_id), bump_epoch, now_s)
+            case Committed():
+                self._commit(command, now_s)
+            case LeaseTouched(lease_id):
+                job = self._find_leased(lease_id, "LeaseTouched")
+                if job is not None:
+                    self._extend(job, now_s)
+            case PagesReleased(lease_id):
+                self._allocator.end_quarantine(self._quarantine.pop(lease_id, ()))
+            case RouterGone(router):
+                for job in self._roster.of_router(router):
+                    self._end(job, Outcome.CANCELLED, now_s, message="its router is gone")
+                self._outbox.forget(router)
+            case Drain():
+                self._roster.draining = True
+            case Snapshot(number):
+                self._outbox.event(SnapshotTaken(number, self._roster.snapshot()))
+            case _:
+                self._roster.ignored[type(command).__name__] += 1
+
+    def _submit(self, router: Incarnation, submit: Submit, now_s: float) -> None:
+        refusal = self._find_refusal(submit)
+        if refusal is not None:
+            self._roster.refuse(router, submit, *refusal)
+            return
+        root, keys = prompt_keys(submit, self._info.layout.model_fingerprint, self._page_size)
+        job = DecodeJob(
+            router=router,
+            submit=submit,
+            tokens=[*submit.prompt, *submit.delivered],
+            output=list(submit.delivered),
+            root=root,
+            keys=keys,
+            submitted_s=now_s,
+            deadline_s=now_s + submit.time_left_s,
+            phase=JobPhase.WAITING if submit.stroke is Stroke.LOCAL else JobPhase.LEASED,
+        )
+        if job.phase is JobPhase.WAITING:
+            self._roster.add(job)
+            self._waiting.append(job)
+        else:
+            self._reserve(job, now_s)
+
+    def _find_refusal(self, submit: Submit) -> tuple[RefusalReason, str] | None:
+        if submit.stroke is Stroke.PREFILL:
+            return RefusalReason.WRONG_ROLE, "a decode worker prefills only what it decodes itself (local)"
+        refusal = self._roster.find_refusal(submit)
+        if refusal is not None:
+            return refusal
+        num_tokens = len(submit.prompt) + max(submit.sampling.max_tokens, len(submit.delivered) + 1)
+        num_pages = pages_for(num_tokens, self._page_size)
+        if num_tokens > self._info.max_context or num_pages > self._info.num_pages:
+            return RefusalReason.TOO_LARGE, (
+                f"{num_tokens} tokens in {num_pages} pages; this worker takes {self._info.max_context} tokens "
+                f"and has {self._info.num_pages} pages"
+            )
+        if submit.stroke is Stroke.LOCAL:
+            if len(self._waiting) >= self._limits.max_waiting:
+                return RefusalReason.QUEUE_FULL, f"{len(self._waiting)} jobs wait here"
+        elif len(self._leased) + len(self._ready) >= self._limits.max_running + self._limits.max_waiting:
+            return RefusalReason.QUEUE_FULL, f"{len(self._leased)} leases and {len(self._ready)} ready jobs are here"
+        return None
+
+    # ---------------------------------------------------------------------------------------------- leases
+
+    def _reserve(self, job: DecodeJob, now_s: float) -> None:
+        num_tokens = len(job.tokens)
+        held = self._allocator.lookup(hit_keys(job, self._page_size))
+        num_new = pages_for(num_tokens + 1, self._page_size) - len(held)
+        # Pages for jobs that wait are spoken for: without this, a stream of leases could starve them.
+        spoken_for = sum(pages_for(len(waiting.tokens) + 1, self._page_size) for waiting in self._waiting)
+        if self._room_after(held, num_new + spoken_for) < self._num_growing + len(self._waiting):
+            message = f"{num_new} pages wanted, {self._allocator.num_available} free or evictable, some spoken for"
+            self._roster.refuse(job.router, job.submit, RefusalReason.NO_PAGES, message)
+            return
+        self._allocator.retain(held)
+        job.pages, job.num_named, job.cached_tokens = held, len(held), len(held) * self._page_size
+        job.leased_pages = self._allocator.lease(num_new)
+        num_shipped = pages_for(num_tokens, self._page_size) - len(held)
+        group = self._info.layout.groups[0]
+        self._num_leases += 1
+        job.lease = Lease(
+            lease_id=LeaseId(f"{self._info.incarnation}.{self._num_leases}"),
+            job=job.id,
+            epoch=1,
+            nonce=self._draw_nonce(),
+            worker_id=self._info.worker_id,
+            incarnation=self._info.incarnation,
+            layout=self._info.layout,
+            transports=self._info.transports,
+            device=self._info.device,
+            num_held=len(held),
+            shards=(LeaseShard(0, self._info.address, 0, group.kv_heads, tuple(job.leased_pages[:num_shipped])),),
+            ttl_s=self._limits.lease_ttl_s,
+        )
+        self._leased[job.lease.lease_id] = job
+        self._roster.add(job)
+        self._open(job, job.lease, now_s)
+
+    def _open(self, job: DecodeJob, lease: Lease, now_s: float) -> None:
+        self._extend(job, now_s)
+        self._outbox.event(LeaseOpened(lease))
+        self._outbox.tell(job.router, Leased(job.id, lease))
+
+    def _extend(self, job: DecodeJob, now_s: float) -> None:
+        self._roster.deadlines.set(job.id, min(job.deadline_s, now_s + self._limits.lease_ttl_s))
+
+    def _renew(self, job: DecodeJob | None, bump_epoch: bool, now_s: float) -> None:
+        if job is None:
+            return
+        if job.phase is not JobPhase.LEASED or job.lease is None:
+            self._roster.ignored["RenewLease"] += 1
+        elif bump_epoch:
+            job.lease = replace(job.lease, epoch=job.lease.epoch + 1, nonce=self._draw_nonce())
+            self._open(job, job.lease, now_s)
+        else:
+            self._extend(job, now_s)
+
+    def _find_leased(self, lease_id: LeaseId, kind: str) -> DecodeJob | None:
+        job = self._leased.get(lease_id)
+        if job is None:
+            self._roster.ignored[kind] += 1
+        return job
+
+    def _commit(self, commit: Committed, now_s: float) -> None:
+        job = self._find_leased(commit.lease_id, "Committed")
+        if job is None or job.lease is None:
+            return
+        if commit.epoch != job.lease.epoch or commit.job != job.id:
+            self._roster.ignored["Committed"] += 1
+            return
+        del self._leased[commit.lease_id]
+        self._allocator.commit_lease(job.leased_pages)
+        job.pages, job.leased_pages = job.pages + job.leased_pages, []
+        self._outbox.event(LeaseClosed(commit.lease_id, committed=True))
+        job.num_computed = len(job.tokens)
+        name_filled_pages(job, self._allocator, self._page_size)
+        job.advance(JobPhase.READY)
+        self._ready.append(job)
+        self._roster.deadlines.set(job.id, job.deadline_s)
+        if commit.first_token_index != len(job.output) or not 0 <= commit.first_token < self._roster.vocab_size:
+            message = f"the commit's first token {commit.first_token} at index {commit.first_token_index} is not ours"
+            self._end(job, Outcome.FAILED, now_s, message=message)
+            return
+        self._tell_started(job)
+        job.first_token_s = now_s
+        self._take_token(job, commit.first_token, now_s)
+
+    # ----------------------------------------------------------------------------------------------- steps
+
+    def plan(self, now_s: float) -> Plan | None:
+        for job_id in self._roster.deadlines.pop_expired(now_s):
+            self._expire(self._roster.jobs[job_id], now_s)
+        while self._ready and len(self._running) < self._max_running:
+            self._run(self._ready.popleft(), now_s)
+        builder = PlanBuilder(self._page_size)
+        budget = self._info.chunk_tokens
+        prompts: list[DecodeJob] = []
+        for job in list(self._running.values()):
+            if job.phase is not JobPhase.RUNNING:
+                continue  # preempted or ended for the sake of an earlier one
+            if job.num_left > 1:
+                prompts.append(job)
+            elif self._grow(job, now_s):
+                builder.add(job, 1)
+                budget -= 1
+        # Only the latest-admitted are preempted, so nothing in `builder` lost its pages; a prompt may have.
+        for job in prompts:
+            if budget > 0 and job.phase is JobPhase.RUNNING:
+                budget -= self._add_chunk(builder, job, budget)
+        while budget > 0 and self._admit_next(now_s):
+            budget -= self._add_chunk(builder, next(reversed(self._running.values())), budget)
+        plan = builder.build()
+        if plan is None:
+            self._roster.step_idle(now_s)
+        return plan
+
+    def _add_chunk(self, builder: PlanBuilder, job: DecodeJob, budget: int) -> int:
+        num_new = min(budget, job.num_left)
+        builder.add(job, num_new)
+        return num_new
+
+    def _run(self, job: DecodeJob, now_s: float) -> None:
+        job.advance(JobPhase.RUNNING)
+        if job.admitted_s is None:
+            job.admitted_s = now_s
+        self._running[job.id] = job
+
+    def _admit_next(self, now_s: float) -> bool:
+        """Start the first waiting job, if there is one and its pages are there; it never preempts."""
+        while self._waiting and len(self._running) < self._max_running:
+            job = self._waiting[0]
+            held = self._allocator.lookup(hit_keys(job, self._page_size))
+            if job.preemptions and self._is_too_far(job, len(held)):
+                self._end(job, Outcome.PREEMPTED, now_s, message="too much of it is no longer cached")
+                continue
+            num_new = pages_for(len(job.tokens) + 1, self._page_size) - len(held)
+            if self._room_after(held, num_new) < self._num_growing:
+                return False
+            take_pages(job, held, num_new, self._allocator, self._page_size)
+            self._waiting.popleft()
+            self._run(job, now_s)
+            if not job.started:
+                job.cached_tokens = job.num_computed
+                self._tell_started(job)
+            return True
+        return False
+
+    @property
+    def _num_growing(self) -> int:
+        """Jobs and leases that may want one page more each."""
+        return len(self._running) + len(self._ready) + len(self._leased)
+
+    def _room_after(self, held: list[PageId], num_new: int) -> int:
+        """Pages left, free or evictable, once `held` are retained and `num_new` taken; may be negative."""
+        return self._allocator.num_available - self._allocator.count_cached(held) - num_new
+
+    def _grow(self, job: DecodeJob, now_s: float) -> bool:
+        """Make sure that the newest token has a slot; False when the job cannot take part in this step."""
+        if len(job.pages) * self._page_size >= len(job.tokens):
+            return True
+        while self._allocator.num_available == 0:
+            if len(self._ready) + len(self._running) == 1:
+                return False  # the only one waits: leases and quarantine end within a bounded time
+            victim = self._ready[-1] if self._ready else next(reversed(self._running.values()))
+            self._preempt(victim, now_s)
+            if victim is job:
+                return False
+        job.pages += self._allocator.allocate(1)
+        return True
+
+    def _preempt(self, job: DecodeJob, now_s: float) -> None:
+        self._leave_queue(job)
+        job.advance(JobPhase.WAITING)
+        self._waiting.appendleft(job)
+        release_pages(job, self._allocator)
+        job.preemptions += 1
+        num_held = len(self._allocator.lookup(hit_keys(job, self._page_size)))
+        if job.preemptions > self._limits.max_preemptions or self._is_too_far(job, num_held):
+            self._end(job, Outcome.PREEMPTED, now_s, message="out of pages")
+
+    def _is_too_far(self, job: DecodeJob, num_held: int) -> bool:
+        """Whether resuming here would compute too many tokens again."""
+        return len(job.tokens) - num_held * self._page_size > self._limits.local_resume_tokens
+
+    def apply(self, plan: Plan, result: StepResult, now_s: float) -> None:
+        self._roster.step_ended(now_s)
+        page_size = self._page_size
+        for job_id, num_new, token in zip(plan.jobs, plan.num_new, result.tokens, strict=True):
+            job = self._running.get(job_id)
+            if job is None:
+                continue
+            job.num_computed += num_new
+            job.computed_tokens += num_new
+            if job.num_computed // page_size > job.num_named:
+                name_filled_pages(job, self._allocator, page_size)
+            if token is None:
+                continue
+            if job.first_token_s is None:
+                job.first_token_s = now_s
+            num_output = len(job.output)
+            if num_output < job.submit.sampling.max_tokens:
+                self._roster.generated_tokens += 1
+                self._outbox.tokens(job.router, TokenRun(job_id, num_output, (token,)))
+            self._take_token(job, token, now_s)
+
+    def _take_token(self, job: DecodeJob, token: int, now_s: float) -> None:
+        """The next output token is known; end the job if it ends the answer (or none was wanted)."""
+        sampling = job.submit.sampling
+        if len(job.output) >= sampling.max_tokens:
+            self._end(job, Outcome.FINISHED, now_s, finish_reason=FinishReason.LENGTH)
+            return
+        job.tokens.append(token)
+        job.output.append(token)
+        finish_reason = sampling.finish_after(len(job.output), token)
+        if finish_reason is not None:
+            self._end(job, Outcome.FINISHED, now_s, finish_reason=finish_reason)
+
+    def fail(self, plan: Plan, message: str, now_s: float) -> None:
+        self._roster.step_ended(now_s)
+        for job_id in plan.jobs:
+            job = self._running.get(job_id)
+            if job is not None:
+                self._end(job, Outcome.FAILED, now_s, message=message)
+
+    # ------------------------------------------------------------------------------------------------ ends
+
+    def _expire(self, job: DecodeJob, now_s: float) -> None:
+        late = now_s >= job.deadline_s
+        self._end(job, Outcome.EXPIRED, now_s, message="its time was up" if late else "its lease ran out")
+
+    def _tell_started(self, job: DecodeJob) -> None:
+        job.started = True
+        self._outbox.tell(job.router, Started(job.id, job.cached_tokens))
+
+    def _leave_queue(self, job: DecodeJob) -> None:
+        match job.phase:
+            case JobPhase.WAITING:
+                self._waiting.remove(job)
+            case JobPhase.READY:
+                self._ready.remove(job)
+            case JobPhase.RUNNING:
+                del self._running[job.id]
+            case JobPhase.LEASED:
+                assert job.lease is not None
+                del self._leased[job.lease.lease_id]
+
+    def _end(
+        self,
+        job: DecodeJob,
+        outcome: Outcome,
+        now_s: float,
+        *,
+        finish_reason: FinishReason | None = None,
+        message: str = "",
+    ) -> None:
+        """The one end of a job, from any phase."""
+        self._leave_queue(job)
+        if job.phase is JobPhase.LEASED and job.lease is not None:
+            lease_id = job.lease.lease_id
+            self._quarantine[lease_id], job.leased_pages = job.leased_pages, []
+            self._allocator.quarantine(self._quarantine[lease_id])
+            self._outbox.event(LeaseClosed(lease_id, committed=False))
+        release_pages(job, self._allocator)
+        self._roster.remove(job)
+        timings = _timings(job, now_s)
+        self._outbox.ended(job.router, Ended(job.id, outcome, finish_reason, len(job.output), message, timings))
+
+    # --------------------------------------------------------------------------------------------- reading
+
+    def take_events(self) -> list[Event]:
+        return self._roster.take_events()
+
+    def load(self, now_s: float) -> LoadReport:
+        return self._roster.load(
+            now_s,
+            running=len(self._running),
+            waiting=len(self._waiting) + len(self._ready),
+            leases=len(self._leased),
+            uncomputed=[*self._waiting, *(job for job in self._running.values() if job.first_token_s is None)],
+        )
+
+    def snapshot(self) -> PrefixSnapshot:
+        return self._roster.snapshot()
+
+    def next_deadline_s(self) -> float | None:
+        return self._roster.deadlines.next_s()
+
+    @property
+    def idle(self) -> bool:
+        return not self._roster.jobs and not self._quarantine
+
+    @property
+    def ignored(self) -> dict[str, int]:
+        """How many commands were about something that is not here (any more), by kind."""
+        return dict(self._roster.ignored)
+
+    def check_integrity(self) -> None:
+        self._allocator.check_integrity()
+        by_phase = {
+            JobPhase.WAITING: list(self._waiting),
+            JobPhase.READY: list(self._ready),
+            JobPhase.RUNNING: list(self._running.values()),
+            JobPhase.LEASED: list(self._leased.values()),
+        }
+        held: dict[int, int] = {}
+        num_leased = 0
+        for phase, jobs in by_phase.items():
+            for job in jobs:
+                assert job.phase is phase, f"job {job.id} is {job.phase} in the queue for {phase}"
+                assert self._roster.jobs.get(job.id) is job, f"job {job.id} is queued, but gone"
+                assert (phase is JobPhase.LEASED) == bool(job.leased_pages), f"{phase} job {job.id}, leased pages"
+                num_leased += len(job.leased_pages)
+                for page in job.pages:
+                    held[page] = held.get(page, 0) + 1
+        assert sum(map(len, by_phase.values())) == len(self._roster.jobs), "a job is in no queue, or in two"
+        self._allocator.check_references(held)
+        ledger = self._allocator.ledger()
+        assert ledger.leased == num_leased, f"{ledger.leased} pages leased, jobs know of {num_leased}"
+        num_quarantined = sum(map(len, self._quarantine.values()))
+        assert ledger.quarantined == num_quarantined, f"{ledger.quarantined} in quarantine, not {num_quarantined}"
+
+
+def _timings(job: DecodeJob, now_s: float) -> JobTimings:
+    admitted_s = now_s if job.admitted_s is None else job.admitted_s
+    first_token_s = now_s if job.first_token_s is None else job.first_token_s
+    local = job.submit.stroke is Stroke.LOCAL
+    return JobTimings(
+        queue_s=admitted_s - (job.submitted_s if local else min(first_token_s, admitted_s)),
+        prefill_s=first_token_s - admitted_s if local else 0.0,
+        decode_s=now_s - first_token_s,
+        cached_tokens=job.cached_tokens,
+        computed_tokens=job.computed_tokens,
+        preemptions=job.preemptions,
+    )
