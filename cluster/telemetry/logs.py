@@ -1,0 +1,83 @@
+"""Structured logs: one JSON object (or one coloured line) an event, on standard error.
+
+Logs carry ids, counts and durations, never prompts or answers. INFO has a line per request and per change of
+the cluster, nothing per token.
+"""
+
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Literal, TextIO
+
+import structlog
+from structlog.typing import FilteringBoundLogger, Processor
+
+MAX_CLIENT_ID = 128
+"""Characters of a client's own request id that are kept."""
+
+
+def configure_logging(
+    level: Literal["debug", "info", "warning", "error"],
+    log_format: Literal["json", "console"],
+    role: str,
+    stream: TextIO | None = None,
+) -> None:
+    """Send structlog's and the standard library's events to `stream` (standard error) in one format.
+
+    Call once, at the start of a process; `role` (for example `router` or `decode-0`) is on every line.
+    """
+    target = sys.stderr if stream is None else stream
+
+    def add_role(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        event.setdefault("role", role)
+        return event
+
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        add_role,
+    ]
+    renderer: Processor
+    if log_format == "json":
+        shared.append(structlog.processors.format_exc_info)
+        renderer = structlog.processors.JSONRenderer()
+    else:
+        renderer = structlog.dev.ConsoleRenderer(colors=target.isatty())
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def log_request(
+    log: FilteringBoundLogger,
+    *,
+    request_id: str,
+    endpoint: str,
+    outcome: str,
+    client_request_id: str = "",
+    facts: Mapping[str, str | int | float] | None = None,
+) -> None:
+    """The one line of a request, at its end.
+
+    `outcome` is `finished`, or the code of the error that ended it. `facts` are the fields of its report:
+    counts, durations and workers' names. None of them may hold what the client wrote.
+    """
+    line: dict[str, str | int | float] = dict(facts or {})
+    if client_request_id:
+        line["client_request_id"] = client_request_id[:MAX_CLIENT_ID]
+    log.info("request", request_id=request_id, endpoint=endpoint, outcome=outcome, **line)
