@@ -58,9 +58,11 @@ class AttachServicer(worker_pb2_grpc.WorkerServicer):
         self._app = app
         self._timing = timing
         self._attached: dict[Incarnation, _Attached] = {}
+        self._closed_for = ""
 
     def close(self, reason: str) -> None:
-        """End all streams. Idempotent."""
+        """End all streams and refuse new ones. Idempotent."""
+        self._closed_for = reason
         for attached in list(self._attached.values()):
             attached.stream.end(reason)
 
@@ -79,7 +81,8 @@ class AttachServicer(worker_pb2_grpc.WorkerServicer):
         if hello is None or not hello.hello.router:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first frame must say who attaches")
         router = Incarnation(hello.hello.router)
-        await context.write(pb.WorkerFrame(hello=pb.WorkerHello(info=info_to_wire(self._app.info))))
+        if self._closed_for:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self._closed_for)
         older = self._attached.pop(router, None)
         if older is not None:
             older.closed("the router attached again")
@@ -88,8 +91,10 @@ class AttachServicer(worker_pb2_grpc.WorkerServicer):
         self._attached[router] = attached
         log.info("router_attached", router=router)
         try:
+            await context.write(pb.WorkerFrame(hello=pb.WorkerHello(info=info_to_wire(self._app.info))))
             await attached.stream.run()
         finally:
+            attached.stream.end("the stream broke before the hello")
             if self._attached.get(router) is attached:
                 del self._attached[router]
 

@@ -171,9 +171,10 @@ async def test_nobody_there_is_peer_lost() -> None:
 
 
 async def test_a_listener_that_accepts_and_never_answers_is_peer_lost() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(PeerLost):
-        port = listener.getsockname()[1]
-        await connect(f"127.0.0.1:{port}", new_incarnation(), Recorder(), timing=Timing(hello_s=0.5))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(PeerLost):
+            await connect(address, new_incarnation(), Recorder(), timing=Timing(hello_s=0.5))
 
 
 async def test_calls_of_their_own() -> None:
