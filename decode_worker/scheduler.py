@@ -491,6 +491,10 @@ class DecodeScheduler:
         """How many commands were about something that is not here (any more), by kind."""
         return dict(self._roster.ignored)
 
+    def free_pages(self) -> tuple[PageId, ...]:
+        """Pages that nobody may read or write now; for tests, which poison them."""
+        return self._allocator.free_pages()
+
     def check_integrity(self) -> None:
         self._allocator.check_integrity()
         by_phase = {

@@ -24,7 +24,7 @@ def fake_layout(page_size: int) -> PageLayout:
     return gqa_layout(model_fingerprint="fake", layers=1, kv_heads=1, head_dim=1, dtype="uint32", page_size=page_size)
 
 
-def next_token(ids: array[int], marks: array[int], num_output: int, params: SamplingParams, vocab_size: int) -> int:
+def next_token(ids: "array[int]", marks: "array[int]", num_output: int, params: SamplingParams, vocab_size: int) -> int:
     """The token after a context whose slots hold `ids` and `marks` (position + 1), both `array("I")`.
 
     With temperature it also depends on the seed and output index `num_output`; ends are not chosen before

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from twostroke.cluster.core.errors import LayoutMismatch
 from twostroke.cluster.core.events import PrefixSnapshot
-from twostroke.cluster.core.ids import Incarnation
+from twostroke.cluster.core.ids import Incarnation, PageId
 from twostroke.cluster.core.layout import check_compatible
 from twostroke.cluster.core.messages import (
     Cancel,
@@ -329,6 +329,10 @@ class PrefillScheduler:
     def ignored(self) -> dict[str, int]:
         """How many commands were about something that is not here (any more), by kind."""
         return dict(self._roster.ignored)
+
+    def free_pages(self) -> tuple[PageId, ...]:
+        """Pages that nobody may read or write now; for tests, which poison them."""
+        return self._allocator.free_pages()
 
     def check_integrity(self) -> None:
         self._allocator.check_integrity()
