@@ -1,0 +1,43 @@
+"""Configuration: all mistakes at once, and a round trip."""
+
+from pathlib import Path
+
+import pytest
+
+from twostroke.cluster.config import Config, dump_config, load_config, parse_config
+from twostroke.cluster.core.errors import ConfigError
+
+
+def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("")
+    assert load_config(path) == Config()
+
+
+def test_what_is_dumped_is_read_back(tmp_path: Path) -> None:
+    config = parse_config({"pages": {"num_pages": 7}, "transfer": {"transports": ["grpc"]}, "cluster": "blue"})
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(config))
+    assert load_config(path) == config
+
+
+def test_every_mistake_is_reported_with_its_path() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"pages": {"num_pages": 0}, "decode": {"lease_ttl_s": -1}, "router": {"htp_port": 1}})
+    text = "\n".join(caught.value.mistakes)
+    for path in ("pages.num_pages", "decode.lease_ttl_s", "router.htp_port"):
+        assert path in text
+
+
+@pytest.mark.parametrize("data", [{"transfer": {"transports": []}}, {"decode": {"lease_ttl_s": float("inf")}}, [1]])
+def test_senseless_values_are_refused(data: object) -> None:
+    with pytest.raises(ConfigError):
+        parse_config(data)
+
+
+def test_a_file_that_cannot_be_read_or_parsed_is_a_config_error(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [")
+    for path in (tmp_path / "missing.yaml", broken):
+        with pytest.raises(ConfigError, match=path.name):
+            load_config(path)
