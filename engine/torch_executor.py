@@ -1,0 +1,88 @@
+"""The executor that computes: a decoder over a page pool, on a CPU or a CUDA device.
+
+    launch   builds the batch and, on CUDA, queues the forward pass, which runs while the engine flushes its outbox
+    result   on a CPU runs the forward pass; samples; returns host tokens
+
+A failure of either is raised by `result`, so that the loop has one place to end the step's jobs.
+"""
+
+import torch
+
+from twostroke.cluster.core.layout import PageMemory
+from twostroke.engine.batch import Batch, build_batch
+from twostroke.engine.model.decoder import Decoder
+from twostroke.engine.page_pool import PagePool
+from twostroke.engine.plan import Plan, StepResult
+from twostroke.engine.sampler import sample
+
+
+class TorchExecutor:
+    """Used by the engine thread alone, apart from `memory`, which the transports share."""
+
+    def __init__(self, decoder: Decoder, pool: PagePool, vocab_size: int, max_positions: int, threads: int) -> None:
+        self._decoder = decoder
+        self._pool = pool
+        self._vocab_size = vocab_size
+        self._max_positions = max_positions
+        self._threads = threads
+
+    @property
+    def memory(self) -> PageMemory:
+        return self._pool
+
+    @property
+    def pool(self) -> PagePool:
+        return self._pool
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        return self._max_positions
+
+    def launch(self, plan: Plan) -> "TorchStep":
+        step = TorchStep(self, plan)
+        if self._pool.tensor.device.type == "cuda":
+            step.start()
+        return step
+
+    def forward(self, plan: Plan) -> tuple[Batch, torch.Tensor]:
+        """The batch of `plan` and its logits float32 `[sampled rows, vocab]`, still on the device."""
+        if torch.get_num_threads() != self._threads:
+            # Per thread, and the engine thread is not the one that built us.
+            torch.set_num_threads(self._threads)
+        with torch.inference_mode():
+            batch = build_batch(plan, self._pool.layout.page_size, self._pool.tensor.device)
+            return batch, self._decoder.forward(batch, self._pool.tensor)
+
+
+class TorchStep:
+    def __init__(self, executor: TorchExecutor, plan: Plan) -> None:
+        self._executor = executor
+        self._plan = plan
+        self._started: tuple[Batch, torch.Tensor] | Exception | None = None
+
+    def start(self) -> None:
+        try:
+            self._started = self._executor.forward(self._plan)
+        except Exception as error:  # raised by `result`, as the interface says
+            self._started = error
+
+    def result(self) -> StepResult:
+        if self._started is None:
+            self.start()
+        started = self._started
+        if isinstance(started, Exception):
+            raise started
+        assert started is not None
+        batch, logits = started
+        tokens: list[int | None] = [None] * self._plan.num_rows
+        if batch.sampled_rows:
+            inputs = [item for item in self._plan.sample if item is not None]
+            with torch.inference_mode():
+                sampled = sample(logits, inputs)
+            for row, token in zip(batch.sampled_rows, sampled, strict=True):
+                tokens[row] = token
+        return StepResult(tokens)
