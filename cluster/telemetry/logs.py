@@ -67,8 +67,8 @@ def log_request(
     log: FilteringBoundLogger,
     *,
     request_id: str,
-    endpoint: str,
     outcome: str,
+    endpoint: str = "",
     client_request_id: str = "",
     facts: Mapping[str, str | int | float] | None = None,
 ) -> None:
@@ -78,6 +78,8 @@ def log_request(
     counts, durations and workers' names. None of them may hold what the client wrote.
     """
     line: dict[str, str | int | float] = dict(facts or {})
+    if endpoint:
+        line["endpoint"] = endpoint
     if client_request_id:
         line["client_request_id"] = client_request_id[:MAX_CLIENT_ID]
-    log.info("request", request_id=request_id, endpoint=endpoint, outcome=outcome, **line)
+    log.info("request", request_id=request_id, outcome=outcome, **line)
