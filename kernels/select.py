@@ -38,7 +38,9 @@ def select_ops(device: torch.device) -> Ops:
     """The ops for tensors on `device`. Raises ValueError for a kind of device that has none."""
     if device.type == "cpu":
         return _cpu_ops()
-    raise ValueError(f"no kernels for device {device.type!r}; there are some for: cpu")
+    if device.type == "cuda":
+        return _cuda_ops()
+    raise ValueError(f"no kernels for device {device.type!r}; there are some for: cpu, cuda")
 
 
 def _cpu_ops() -> Ops:
@@ -53,4 +55,25 @@ def _cpu_ops() -> Ops:
         rms_norm=reference.rms_norm,
         rope=reference.rope,
         silu_mul=reference.silu_mul,
+    )
+
+
+def _cuda_ops() -> Ops:
+    from twostroke.kernels.page_copy import gather_pages, scatter_pages
+    from twostroke.kernels.paged_decode_attention import paged_decode_attention
+    from twostroke.kernels.ragged_prefill_attention import ragged_prefill_attention
+    from twostroke.kernels.rms_norm import rms_norm
+    from twostroke.kernels.rope import rope
+    from twostroke.kernels.silu_mul import silu_mul
+    from twostroke.kernels.write_kv import write_kv
+
+    return Ops(
+        paged_decode_attention=paged_decode_attention,
+        ragged_prefill_attention=ragged_prefill_attention,
+        write_kv=write_kv,
+        gather_pages=gather_pages,
+        scatter_pages=scatter_pages,
+        rms_norm=rms_norm,
+        rope=rope,
+        silu_mul=silu_mul,
     )
