@@ -60,11 +60,13 @@ class AttachServicer(worker_pb2_grpc.WorkerServicer):
         self._attached: dict[Incarnation, _Attached] = {}
         self._closed_for = ""
 
-    def close(self, reason: str) -> None:
-        """End all streams and refuse new ones. Idempotent."""
+    async def close(self, reason: str, flush_s: float = 0.0) -> None:
+        """End all streams, each after what was said on it, and refuse new ones. Idempotent."""
         self._closed_for = reason
-        for attached in list(self._attached.values()):
-            attached.stream.end(reason)
+        streams = [attached.stream for attached in self._attached.values()]
+        await asyncio.gather(*(stream.flush(flush_s) for stream in streams))
+        for stream in streams:
+            stream.end(reason)
 
     @property
     def num_attached(self) -> int:

@@ -44,6 +44,15 @@ class PagesSection(Section):
     """Pages of one worker's pool."""
 
 
+class WorkerSection(Section):
+    """Both roles: where a worker's gRPC and metrics ports listen, and how it is reached."""
+
+    host: str = "127.0.0.1"
+    """Listened on, and what the worker tells others to connect to; in Kubernetes the pod's own address."""
+    port: Port = 0
+    """gRPC; 0 picks a free port."""
+
+
 class PrefillSection(Section):
     replicas: Annotated[int, Field(ge=0)] = 1
     threads: Positive = 1
@@ -147,6 +156,7 @@ class Config(Section):
     cluster: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] = "local"
     model: ModelSection = ModelSection()
     pages: PagesSection = PagesSection()
+    worker: WorkerSection = WorkerSection()
     prefill: PrefillSection = PrefillSection()
     decode: DecodeSection = DecodeSection()
     transfer: TransferSection = TransferSection()

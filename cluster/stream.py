@@ -10,6 +10,7 @@ wakes to one late tick and then hears what its peer sent meanwhile.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -67,6 +68,8 @@ class FrameStream(Generic[InT, OutT]):
         self._outbox: Outbox[OutT] = Outbox(max_bytes)
         self._max_bytes = max_bytes
         self._wake = asyncio.Event()
+        self._flushed = asyncio.Event()
+        self._flushed.set()
         self._over = asyncio.Event()
         self._tick_s = timing.beat_s / 2
         self._max_silent_ticks = max(2, round(timing.silence_s / self._tick_s))
@@ -85,12 +88,20 @@ class FrameStream(Generic[InT, OutT]):
             if not self._outbox.put(item):
                 self.end(f"the peer reads too slowly: over {self._max_bytes} bytes wait to be sent")
                 return
-        self._wake.set()
+        if items:
+            self._flushed.clear()
+            self._wake.set()
+
+    async def flush(self, timeout_s: float) -> None:
+        """Until everything sent so far has been handed to gRPC, the stream ended, or time is up."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._flushed.wait(), timeout_s)
 
     def end(self, reason: str) -> None:
         """Idempotent. From here on nothing is received; `on_end(reason)` follows on the next turn of the loop."""
         if not self.ended:
             self._over.set()
+            self._flushed.set()
             asyncio.get_running_loop().call_soon(self._on_end, reason)
 
     async def run(self) -> None:
@@ -127,6 +138,7 @@ class FrameStream(Generic[InT, OutT]):
                 while len(self._outbox):
                     await self._call.write(*self._outbox.take())
                     self._sent = True
+                self._flushed.set()
                 if self._beat:
                     self._beat = False
                     await self._call.write([], b"", False)

@@ -109,7 +109,9 @@ async def test_an_idle_stream_lives() -> None:
 
 async def test_a_worker_that_stops_ends_its_streams() -> None:
     async with attached() as pair:
-        pair.servicer.close("drained")
+        pair.link.send([submit(prompt=tuple(range(500)), job=job(2))])
+        await pair.recorder.until_ended(1)
+        await pair.servicer.close("drained", flush_s=1.0)
         await asyncio.wait_for(pair.recorder.lost.wait(), 5)
         pair.link.send([submit(prompt=(1,), job=job(1))])
         assert pair.recorder.losses == ["the peer closed the stream"]

@@ -1,0 +1,258 @@
+"""What both roles' workers are: an engine thread on one side, routers on the other, the event loop between.
+
+    engine thread                                event loop
+    on_events: hooks.on_engine(event)   ------>  ToRouter -> that router's outlet; Published -> publish;
+               (at once, on that thread)         SnapshotTaken -> who asked; anything else -> hooks.on_loop(event)
+    inbox      <---------------------------      FromRouter, RouterGone, Drain, Snapshot, and what hooks post
+
+    life: made -> start() -> attach ... drain() -> stop()
+
+1. A router's stream is one session. When it breaks, `RouterGone` frees everything held for that router.
+2. Load reports go to every router each 500 ms, and within 20 ms of a change that may wake a waiting request.
+3. `running > 0` and no step for 10 s is a stalled engine; an engine thread that ended has failed. Both make the
+   worker unhealthy; the latter also sets `failed`, upon which the service ends the process.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import structlog
+
+from twostroke.cluster.aio import TaskOwner
+from twostroke.cluster.core.errors import Unavailable
+from twostroke.cluster.core.events import PrefixBatch, PrefixSnapshot
+from twostroke.cluster.core.ids import Incarnation
+from twostroke.cluster.core.link import Outlet
+from twostroke.cluster.core.messages import Ended, LoadReport, Refused, RouterMessage, WorkerInfo
+from twostroke.cluster.telemetry.metrics import WorkerMetrics
+from twostroke.engine.commands import (
+    Command,
+    Drain,
+    Event,
+    FromRouter,
+    Published,
+    RouterGone,
+    Snapshot,
+    SnapshotTaken,
+    ToRouter,
+)
+from twostroke.engine.executor import Executor
+from twostroke.engine.loop import EngineLoop
+from twostroke.engine.scheduling import RoleScheduler
+
+log = structlog.get_logger(__name__)
+
+LOAD_INTERVAL_S = 0.5
+LOAD_PAUSE_S = 0.02
+"""Least time between two load reports."""
+STALLED_S = 10.0
+SNAPSHOT_TIMEOUT_S = 5.0
+
+
+class RoleHooks(Protocol):
+    """What a role adds to the host."""
+
+    def on_engine(self, event: Event) -> None:
+        """On the engine thread, before any router can hear of it; must not block."""
+        ...
+
+    def on_loop(self, event: Event) -> None:
+        """On the event loop, for events that are neither a router's nor the host's."""
+        ...
+
+
+class WorkerHost:
+    """Implements `core.link.WorkerApp`. Except for `post`, its methods are for the event loop's thread."""
+
+    def __init__(
+        self,
+        info: WorkerInfo,
+        scheduler: RoleScheduler,
+        executor: Executor,
+        hooks: RoleHooks,
+        publish: Callable[[PrefixBatch], None],
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._info = info
+        self._hooks = hooks
+        self._publish = publish
+        self._metrics = metrics
+        self.scheduler = scheduler
+        """For checks at rest; while the engine runs it is the engine thread's alone."""
+        self.engine = EngineLoop(scheduler, executor, self._on_events, name=f"engine-{info.worker_id}")
+        self.failed = asyncio.Event()
+        self._sessions: dict[Incarnation, _Session] = {}
+        self._snapshots: dict[int, asyncio.Future[PrefixSnapshot]] = {}
+        self._next_snapshot = 0
+        self._tasks = TaskOwner(f"host.{info.worker_id}")
+        self._loop: asyncio.AbstractEventLoop
+        self._changed = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._last_key: object = None
+
+    @property
+    def info(self) -> WorkerInfo:
+        return self._info
+
+    # -------------------------------------------------------------------------------------------- life
+
+    def start(self) -> None:
+        """Start the engine and the load reports. Called once, on the event loop that serves the routers."""
+        self._loop = asyncio.get_running_loop()
+        self.engine.start()
+        self._tasks.spawn(self._report(), "report")
+
+    async def drain(self, timeout_s: float) -> bool:
+        self.post(Drain())
+        try:
+            await asyncio.wait_for(self._drained.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """End the engine after its step under way; idempotent. Raises TimeoutError when the step does not return."""
+        await self._tasks.close()
+        await asyncio.to_thread(self.engine.stop)
+        for waiting in self._snapshots.values():
+            if not waiting.done():
+                waiting.set_exception(Unavailable("the worker stops"))
+
+    # ----------------------------------------------------------------------------------------- routers
+
+    @property
+    def num_attached(self) -> int:
+        return len(self._sessions)
+
+    def attach(self, router: Incarnation, outlet: Outlet) -> "_Session":
+        older = self._sessions.get(router)
+        if older is not None:
+            older.closed("the router attached again")
+        session = _Session(self, router, outlet)
+        self._sessions[router] = session
+        outlet.deliver([self.load()])
+        return session
+
+    def detach(self, session: "_Session") -> None:
+        """The session's end; called once for each."""
+        if self._sessions.get(session.router) is session:
+            del self._sessions[session.router]
+            self.post(RouterGone(session.router))
+
+    # ------------------------------------------------------------------------------------------ engine
+
+    def post(self, command: Command) -> None:
+        """Hand a command to the engine, from any thread; what it changes in the load is reported soon."""
+        self.engine.post(command)
+        self._on_event_loop(self._changed.set)
+
+    def _on_events(self, events: list[Event]) -> None:
+        """On the engine thread."""
+        for event in events:
+            self._hooks.on_engine(event)
+        self._on_event_loop(lambda: self._route(events))
+
+    def _on_event_loop(self, action: Callable[[], object]) -> None:
+        # A closed loop means that the process is ending: nobody is left to hear of it.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(action)
+
+    def _route(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case ToRouter(router, messages):
+                    self._count(messages)
+                    session = self._sessions.get(router)
+                    if session is None:
+                        self._metrics.dropped_messages.of("router_gone").inc(len(messages))
+                    else:
+                        session.outlet.deliver(messages)
+                case Published(batch):
+                    self._publish(batch)
+                case SnapshotTaken(number, snapshot):
+                    waiting = self._snapshots.get(number)
+                    if waiting is not None and not waiting.done():
+                        waiting.set_result(snapshot)
+                case _:
+                    self._hooks.on_loop(event)
+        self._changed.set()
+
+    def _count(self, messages: Sequence[object]) -> None:
+        for message in messages:
+            if isinstance(message, Ended):
+                self._metrics.on_ended(message)
+            elif isinstance(message, Refused):
+                self._metrics.refusals.of(message.reason.value).inc()
+
+    async def snapshot(self) -> PrefixSnapshot:
+        """Raises Unavailable when the engine does not answer in time."""
+        self._next_snapshot += 1
+        number = self._next_snapshot
+        waiting: asyncio.Future[PrefixSnapshot] = asyncio.get_running_loop().create_future()
+        self._snapshots[number] = waiting
+        self.post(Snapshot(number))
+        try:
+            return await asyncio.wait_for(waiting, SNAPSHOT_TIMEOUT_S)
+        except TimeoutError:
+            raise Unavailable(f"the engine of {self._info.worker_id} takes no snapshot") from None
+        finally:
+            del self._snapshots[number]
+
+    # -------------------------------------------------------------------------------------------- load
+
+    def load(self) -> LoadReport:
+        return self.engine.load()
+
+    def health(self) -> str:
+        """Empty when work can be done here now, else why not."""
+        if not self.engine.alive:
+            return f"the engine ended: {self.engine.failed or 'stopped'}"
+        load = self.load()
+        if load.running > 0 and load.step_age_s > STALLED_S:
+            return f"the engine is stalled: {load.running} jobs run and no step ended for {load.step_age_s:.1f} s"
+        return "draining" if load.draining else ""
+
+    async def _report(self) -> None:
+        while self.engine.alive:
+            try:
+                await asyncio.wait_for(self._changed.wait(), LOAD_INTERVAL_S)
+            except TimeoutError:
+                self._report_load(changed_only=False)
+                continue
+            self._changed.clear()
+            self._report_load(changed_only=True)
+            await asyncio.sleep(LOAD_PAUSE_S)
+            # A command that was posted just now may have been at work without an event to tell of it.
+            self._report_load(changed_only=True)
+        log.error("engine_ended", worker=self._info.worker_id, error=self.engine.failed)
+        self.failed.set()
+
+    def _report_load(self, changed_only: bool) -> None:
+        load = self.load()
+        if load.draining and load.running == load.waiting == load.leases == 0 and load.ledger.at_rest:
+            self._drained.set()
+        key = replace(load, step_age_s=0.0, num_steps=0, generated_tokens=0)
+        if changed_only and key == self._last_key:
+            return
+        self._last_key = key
+        self._metrics.on_load(load)
+        for session in list(self._sessions.values()):
+            session.outlet.deliver([load])
+
+
+class _Session:
+    """One router's attachment; implements `core.link.WorkerSession`."""
+
+    def __init__(self, host: WorkerHost, router: Incarnation, outlet: Outlet) -> None:
+        self._host = host
+        self.router = router
+        self.outlet = outlet
+
+    def receive(self, messages: Sequence[RouterMessage]) -> None:
+        for message in messages:
+            self._host.post(FromRouter(self.router, message))
+
+    def closed(self, reason: str) -> None:
+        self._host.detach(self)

@@ -1,0 +1,250 @@
+"""A worker process's face to the world, shared by both roles.
+
+    1. the gRPC server listens first, because its port is part of the worker's identity card
+    2. the role makes its executor and worker; attach, health and reflection are added; the engine starts
+    3. registered in Redis, renewed every third of the TTL; prefix batches go to the event log; /metrics serves
+    4. `stop` is set, or the engine ended
+    5. drain: off the registry, not ready, nothing new; what was accepted is finished, for `drain_s` at most
+    6. streams are flushed and closed, then the server, the worker, the state store
+
+Redis is never waited for: while it cannot be reached, registration is tried again and batches are dropped, which
+routers heal by a snapshot.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]  # the stubs lack it
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry, start_http_server
+
+from twostroke.cluster.aio import TaskOwner
+from twostroke.cluster.attach import AttachServicer
+from twostroke.cluster.config import Config
+from twostroke.cluster.core.clock import SystemClock
+from twostroke.cluster.core.errors import InternalError, Unavailable
+from twostroke.cluster.core.events import PrefixBatch
+from twostroke.cluster.core.messages import WorkerInfo
+from twostroke.cluster.state.base import EventLog, Registry
+from twostroke.cluster.state.memory import MemoryEventLog, MemoryRegistry
+from twostroke.cluster.state.redis import RedisClient, RedisEventLog, RedisRegistry
+from twostroke.cluster.wire.channel import bind, new_server
+from twostroke.cluster.worker_host import WorkerHost
+from twostroke.proto.v1 import worker_pb2
+from twostroke.proto.v1.worker_pb2_grpc import add_WorkerServicer_to_server
+
+log = structlog.get_logger(__name__)
+
+PUBLISH_QUEUE = 1024
+"""Prefix batches that wait for the event log; over it the oldest are dropped."""
+RETRY_S = 1.0
+HEALTH_INTERVAL_S = 0.5
+FLUSH_S = 2.0
+STATE_CLOSE_S = 2.0
+
+
+class Worker(Protocol):
+    """What a role's worker is to its process."""
+
+    @property
+    def host(self) -> WorkerHost: ...
+
+    def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StateStore:
+    registry: Registry
+    events: EventLog
+
+
+@contextlib.asynccontextmanager
+async def open_state(config: Config) -> AsyncIterator[StateStore]:
+    """Redis where the configuration names one, else this process's own memory (a worker on its own)."""
+    if not config.redis.url:
+        memory = MemoryRegistry(SystemClock(), config.redis.registration_ttl_s)
+        yield StateStore(memory, MemoryEventLog(config.redis.stream_maxlen))
+        return
+    client = RedisClient.from_config(config)
+    try:
+        yield StateStore(
+            RedisRegistry(client, config.redis.registration_ttl_s),
+            RedisEventLog(client, config.redis.stream_maxlen),
+        )
+    finally:
+        await client.close()
+
+
+class Listener:
+    """The gRPC server before and after there is a worker behind it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Raises OSError when the port is taken."""
+        self.server = new_server()
+        self.address = f"{host}:{bind(self.server, host, port)}"
+
+
+class Publisher:
+    """Prefix batches on their way to the event log; never blocks, drops the oldest when the log cannot keep up."""
+
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
+        self._waiting: deque[PrefixBatch] = deque(maxlen=PUBLISH_QUEUE)
+        self._wake = asyncio.Event()
+        self.num_dropped = 0
+
+    def publish(self, batch: PrefixBatch) -> None:
+        self.num_dropped += len(self._waiting) == PUBLISH_QUEUE
+        self._waiting.append(batch)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                batch = self._waiting.popleft()
+                try:
+                    await self._events.publish(batch)
+                except Unavailable as error:
+                    self.num_dropped += 1
+                    log.warning("batch_dropped", sequence=batch.sequence, error=error.message)
+                    await asyncio.sleep(RETRY_S)
+
+
+class WorkerServer:
+    """One worker process, from step 2 on. Use `run` once."""
+
+    def __init__(
+        self,
+        config: Config,
+        listener: Listener,
+        worker: Worker,
+        state: StateStore,
+        publisher: Publisher,
+        metrics_registry: CollectorRegistry,
+        service_names: Sequence[str] = (),
+    ) -> None:
+        """`service_names` are those that the role has mounted on the listener's server, for reflection."""
+        self._config = config
+        self._server = listener.server
+        self._worker = worker
+        self._host = worker.host
+        self._registry = state.registry
+        self._publisher = publisher
+        self._metrics_registry = metrics_registry
+        self._attach = AttachServicer(worker.host)
+        self._health = health_aio.HealthServicer()
+        self._tasks = TaskOwner(f"server.{worker.host.info.worker_id}")
+        self._leaving = False
+        own = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
+        self._watched = ("", own)
+        add_WorkerServicer_to_server(self._attach, self._server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+        names = (own, health_name, reflection.SERVICE_NAME, *service_names)
+        reflection.enable_server_reflection(names, self._server)
+
+    async def run(self, stop: asyncio.Event, on_ready: Callable[[WorkerInfo], None]) -> None:
+        """Serve until `stop`, then drain and close everything. Raises InternalError when the engine ended."""
+        info = self._host.info
+        self._worker.start()
+        http, _ = start_http_server(
+            self._config.telemetry.metrics_port, addr=self._config.worker.host, registry=self._metrics_registry
+        )
+        try:
+            await self._server.start()
+            self._tasks.spawn(self._watch_health(), "health")
+            self._tasks.spawn(self._publisher.run(), "publisher")
+            self._tasks.spawn(self._keep_registered(), "registration")
+            log.info("worker_ready", worker=info.worker_id, address=info.address, metrics_port=http.server_port)
+            on_ready(info)
+            await self._until(stop, self._host.failed)
+            if not self._host.failed.is_set():
+                await self._drain()
+        finally:
+            await self._close()
+            await asyncio.to_thread(http.shutdown)
+            http.server_close()
+        if self._host.failed.is_set():
+            raise InternalError(f"the engine of {info.worker_id} ended: {self._host.engine.failed}")
+
+    @staticmethod
+    async def _until(*events: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as group:
+            waits = [group.create_task(event.wait()) for event in events]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+
+    async def _drain(self) -> None:
+        drain_s = self._config.ray.drain_s
+        log.info("worker_draining", worker=self._host.info.worker_id, drain_s=drain_s)
+        await self._leave()
+        if not await self._host.drain(drain_s):
+            log.warning("drain_incomplete", worker=self._host.info.worker_id, load=repr(self._host.load()))
+
+    async def _close(self) -> None:
+        await self._attach.close("the worker stops", FLUSH_S)
+        await self._leave()
+        await self._tasks.close()
+        await self._server.stop(FLUSH_S)
+        await self._worker.close()
+        log.info("worker_stopped", worker=self._host.info.worker_id)
+
+    # ---------------------------------------------------------------------------------------- registry
+
+    async def _keep_registered(self) -> None:
+        interval_s = self._config.redis.registration_ttl_s / 3
+        lost = False
+        while not self._leaving:
+            if self._host.load().draining:
+                await self._leave()
+                return
+            try:
+                await self._registry.renew(self._host.info)
+            except Unavailable as error:
+                if not lost:
+                    log.warning("registration_failed", worker=self._host.info.worker_id, error=error.message)
+                lost = True
+                await asyncio.sleep(min(RETRY_S, interval_s))
+                continue
+            if lost:
+                log.info("registered_again", worker=self._host.info.worker_id)
+            lost = False
+            await asyncio.sleep(interval_s)
+
+    async def _leave(self) -> None:
+        """Off the registry, as far as it can be reached; an entry that stays expires."""
+        if self._leaving:
+            return
+        self._leaving = True
+        try:
+            await asyncio.wait_for(self._registry.deregister(self._host.info.incarnation), STATE_CLOSE_S)
+        except (Unavailable, TimeoutError) as error:
+            log.warning("deregistration_failed", worker=self._host.info.worker_id, error=repr(error))
+
+    # ------------------------------------------------------------------------------------------ health
+
+    async def _watch_health(self) -> None:
+        last: str | None = None
+        while True:
+            reason = self._host.health()
+            if reason != last:
+                status = (
+                    health_pb2.HealthCheckResponse.NOT_SERVING if reason else health_pb2.HealthCheckResponse.SERVING
+                )
+                for name in self._watched:
+                    await self._health.set(name, status)
+                log.info("health_changed", worker=self._host.info.worker_id, reason=reason or "serving")
+                last = reason
+            await asyncio.sleep(HEALTH_INTERVAL_S)

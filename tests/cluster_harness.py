@@ -1,0 +1,284 @@
+"""A cluster of fake workers in one process: real engines, schedulers, lease books, shipping; no torch, no router.
+
+    async with fake_cluster(Shape(prefill=1, decode=2)) as cluster:
+        link = await cluster.connect(cluster.decode[0], router, listener)     # a WorkerLink
+        ...
+        await cluster.lose(cluster.prefill[0], "killed")                      # as a router sees a dead worker
+
+`links` is how routers attach: `direct` (core.link.DirectLink) or `grpc` (the attached stream on 127.0.0.1).
+Leaving the context waits for rest, closes everything and proves that nothing leaked: page ledgers, scheduler
+integrity, lease books, shipments, tasks.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import grpc.aio
+from prometheus_client import CollectorRegistry
+
+from tests.waiting import until
+from twostroke.cluster.attach import AttachedLink, AttachServicer, connect
+from twostroke.cluster.core.errors import TransferFailed
+from twostroke.cluster.core.events import PrefixBatch
+from twostroke.cluster.core.ids import Incarnation, PageId, WorkerId, new_incarnation
+from twostroke.cluster.core.link import DirectLink, LinkListener, WorkerLink
+from twostroke.cluster.core.messages import Lease, Role, WorkerInfo
+from twostroke.cluster.stream import Timing
+from twostroke.cluster.telemetry.metrics import WorkerMetrics
+from twostroke.cluster.transport.base import CommitRequest, PageWrite, Shipment, TransferStats, Transport
+from twostroke.cluster.wire.channel import bind, new_server
+from twostroke.cluster.worker_host import WorkerHost
+from twostroke.decode_worker.scheduler import DecodeLimits
+from twostroke.decode_worker.worker import DecodeWorker
+from twostroke.engine.fake_executor import FakeExecutor, fake_layout
+from twostroke.prefill_worker.scheduler import PrefillLimits
+from twostroke.prefill_worker.worker import PrefillWorker
+from twostroke.proto.v1.worker_pb2_grpc import add_WorkerServicer_to_server
+
+FAST = Timing(beat_s=0.1, silence_s=1.0, hello_s=5.0)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the cluster is made of. `step_delay_s` slows every step down, so that a test can act in between."""
+
+    prefill: int = 1
+    decode: int = 1
+    links: Literal["direct", "grpc"] = "direct"
+    page_size: int = 4
+    num_pages: int = 128
+    decode_pages: int = 0
+    """0: as `num_pages`."""
+    vocab_size: int = 1000
+    max_positions: int = 4096
+    prefill_chunk: int = 16
+    decode_chunk: int = 32
+    step_delay_s: float = 0.0
+    prefill_limits: PrefillLimits = PrefillLimits(max_waiting=64, hold_s=5.0)
+    decode_limits: DecodeLimits = DecodeLimits(lease_ttl_s=5.0)
+
+
+@dataclass
+class Node:
+    """One worker of the harness."""
+
+    info: WorkerInfo
+    executor: FakeExecutor
+    worker: PrefillWorker | DecodeWorker
+    batches: list[PrefixBatch] = field(default_factory=list)
+    links: list[WorkerLink] = field(default_factory=list)
+    server: grpc.aio.Server | None = None
+    servicer: AttachServicer | None = None
+    lost: bool = False
+
+    @property
+    def host(self) -> WorkerHost:
+        return self.worker.host
+
+    @property
+    def at_rest(self) -> bool:
+        load = self.host.load()
+        return load.ledger.at_rest and load.running == load.waiting == load.leases == 0
+
+
+WrapTransport = Callable[[Transport], Transport]
+
+
+class FakeCluster:
+    """Made by `fake_cluster`."""
+
+    def __init__(self, shape: Shape, wrap: WrapTransport) -> None:
+        self.shape = shape
+        self.prefill: list[Node] = []
+        self.decode: list[Node] = []
+        self._wrap = wrap
+        self._books: dict[Incarnation, DecodeWorker] = {}
+        self._memories: dict[Incarnation, FakeExecutor] = {}
+
+    @property
+    def nodes(self) -> list[Node]:
+        return [*self.prefill, *self.decode]
+
+    async def add(self, role: Role) -> Node:
+        """Start one more worker and list it."""
+        shape = self.shape
+        siblings = self.prefill if role is Role.PREFILL else self.decode
+        num_pages = shape.decode_pages if role is Role.DECODE and shape.decode_pages else shape.num_pages
+        executor = FakeExecutor(num_pages, shape.page_size, shape.vocab_size, shape.max_positions, shape.step_delay_s)
+        server = new_server() if shape.links == "grpc" else None
+        info = WorkerInfo(
+            worker_id=WorkerId(f"{role.value}-{len(siblings)}"),
+            incarnation=new_incarnation(),
+            role=role,
+            address=f"127.0.0.1:{bind(server, '127.0.0.1', 0)}" if server else "",
+            model="fake",
+            layout=fake_layout(shape.page_size),
+            num_pages=num_pages,
+            max_context=min(shape.max_positions, num_pages * shape.page_size),
+            chunk_tokens=shape.prefill_chunk if role is Role.PREFILL else shape.decode_chunk,
+            transports=("loopback",),
+        )
+        batches: list[PrefixBatch] = []
+        metrics = WorkerMetrics(CollectorRegistry(), info.model, info.worker_id)
+        worker: PrefillWorker | DecodeWorker
+        if role is Role.PREFILL:
+            transport = self._wrap(_Loopback(self._books, self._memories, executor))
+            worker = PrefillWorker(info, executor, shape.prefill_limits, [transport], batches.append, metrics)
+        else:
+            worker = DecodeWorker(info, executor, shape.decode_limits, batches.append, metrics)
+            self._books[info.incarnation] = worker
+            self._memories[info.incarnation] = executor
+        node = Node(info, executor, worker, batches, server=server)
+        worker.start()
+        if server is not None:
+            node.servicer = AttachServicer(worker.host, FAST)
+            add_WorkerServicer_to_server(node.servicer, server)  # type: ignore[no-untyped-call]
+            await server.start()
+        siblings.append(node)
+        return node
+
+    async def connect(self, node: Node, router: Incarnation, listener: LinkListener) -> WorkerLink:
+        if node.server is None:
+            loop = asyncio.get_running_loop()
+            link: WorkerLink = DirectLink(node.host, router, listener, loop.call_soon)
+        else:
+            link = await connect(node.info.address, router, listener, timing=FAST)
+        node.links.append(link)
+        return link
+
+    async def lose(self, node: Node, reason: str) -> None:
+        """The worker is gone at once for everybody: links break, nothing is finished, nothing is checked later."""
+        node.lost = True
+        self._books.pop(node.info.incarnation, None)
+        for link in node.links:
+            if isinstance(link, DirectLink):
+                link.cut(reason)
+        await self._close(node)
+
+    async def rest(self, timeout_s: float = 10.0) -> None:
+        """Until no live worker has work, leases or pages in use. Raises TimeoutError."""
+        live = [node for node in self.nodes if not node.lost]
+        try:
+            await until(lambda: all(node.at_rest for node in live), timeout_s)
+        except TimeoutError:
+            loads = {node.info.worker_id: node.host.load() for node in live}
+            raise AssertionError(f"not at rest after {timeout_s} s: {loads}") from None
+
+    async def close(self) -> None:
+        """Close all links and workers, then the no-leak check."""
+        for node in self.nodes:
+            for link in node.links:
+                link.close("the test is over")
+        await self.rest()
+        for node in self.nodes:
+            if not node.lost:
+                await self._close(node)
+        for node in self.nodes:
+            await asyncio.gather(*(link.wait_closed() for link in node.links if isinstance(link, AttachedLink)))
+            if not node.lost:
+                check_nothing_leaked(node)
+        names = ("attach.", "link.", "host.", "shipping.")
+        await until(lambda: not any(task.get_name().startswith(names) for task in asyncio.all_tasks()))
+
+    async def _close(self, node: Node) -> None:
+        if node.servicer is not None and node.server is not None:
+            await node.servicer.close("the worker ends")
+            await node.server.stop(0)
+        await node.worker.close()
+
+
+def check_nothing_leaked(node: Node) -> None:
+    """For a worker at rest whose engine has stopped."""
+    host = node.host
+    assert host.engine.failed is None, host.engine.failed
+    host.scheduler.check_integrity()
+    assert host.scheduler.idle
+    load = host.load()
+    assert load.ledger.at_rest, load
+    assert load.ledger.total == node.info.num_pages
+    assert host.num_attached == 0
+    assert node.executor.num_bad_reads == 0, "a context was read whose slots did not hold its positions"
+    if isinstance(node.worker, DecodeWorker):
+        assert node.worker.book.num_open == node.worker.book.num_writes == 0
+    else:
+        assert node.worker.shipping.num_open == 0
+
+
+@asynccontextmanager
+async def fake_cluster(
+    shape: Shape = Shape(), wrap: WrapTransport = lambda transport: transport
+) -> AsyncIterator[FakeCluster]:
+    """`wrap` may put a faulty or slow transport around each prefill worker's own. A failed test is not checked."""
+    cluster = FakeCluster(shape, wrap)
+    for _ in range(shape.prefill):
+        await cluster.add(Role.PREFILL)
+    for _ in range(shape.decode):
+        await cluster.add(Role.DECODE)
+    yield cluster
+    await cluster.close()
+
+
+# ---------------------------------------------------------------------------------------- loopback
+
+
+class _Loopback:
+    """Within the process, page by page, with the intake's whole protocol."""
+
+    name = "loopback"
+
+    def __init__(
+        self, books: dict[Incarnation, DecodeWorker], memories: dict[Incarnation, FakeExecutor], source: FakeExecutor
+    ) -> None:
+        self._books = books
+        self._memories = memories
+        self._source = source
+
+    async def open(self, lease: Lease) -> Shipment:
+        worker = self._books.get(lease.incarnation)
+        if worker is None:
+            raise TransferFailed(f"{lease.worker_id} is not there")
+        return _LoopbackShipment(lease, worker, self._memories[lease.incarnation], self._source)
+
+    async def close(self) -> None:
+        return None
+
+
+class _LoopbackShipment:
+    def __init__(self, lease: Lease, worker: DecodeWorker, target: FakeExecutor, source: FakeExecutor) -> None:
+        self._lease = lease
+        self._book = worker.book
+        self._target = target
+        self._source = source
+        self._num_pages = 0
+
+    async def push(self, first: int, pages: Sequence[PageId]) -> None:
+        lease = self._lease
+        await asyncio.sleep(0)
+        ticket = self._book.begin(PageWrite(lease.lease_id, lease.epoch, lease.nonce, first, len(pages)))
+        verified = False
+        try:
+            if pages:
+                self._target.memory.write(ticket.pages, self._source.memory.read(pages))
+            verified = True
+        finally:
+            self._book.end(ticket, verified)
+        self._num_pages += len(pages)
+
+    async def commit(self, first_token: int, first_token_index: int) -> TransferStats:
+        lease = self._lease
+        await asyncio.sleep(0)
+        num_pages = len(lease.shards[0].pages)
+        self._book.commit(
+            CommitRequest(lease.lease_id, lease.epoch, lease.nonce, num_pages, first_token, first_token_index)
+        )
+        return TransferStats("loopback", self._num_pages, self._num_pages * lease.layout.page_bytes, 0.0)
+
+    async def abort(self, reason: str) -> None:
+        lease = self._lease
+        try:
+            self._book.abort(lease.lease_id, lease.epoch, lease.nonce, reason)
+        except TransferFailed:
+            return
