@@ -174,16 +174,22 @@ class Fleet:
         """Exchange sizes with the store once; keeps the last value when the store is away."""
         try:
             if self._unsaved:
-                sent = self._sizes
-                await self._store.set(sent)
-                self._unsaved = self._sizes != sent
-                return
-            stored = await self._store.get()
+                await self._save_sizes()
+            else:
+                await self._load_sizes()
         except Unavailable as error:
             log.warning("sizes_unavailable", reason=error.message, kept=repr(self._sizes))
-            return
-        if self._unsaved:
-            return  # scaled while we were reading: the newer value wins
+
+    async def _save_sizes(self) -> None:
+        sent = self._sizes
+        await self._store.set(sent)
+        self._unsaved = self._sizes != sent
+
+    async def _load_sizes(self) -> None:
+        known = self._sizes
+        stored = await self._store.get()
+        if self._sizes != known:
+            return  # scaled while we were reading: the newer value wins, and is still to be saved
         if stored is None:
             self._unsaved = True
         else:

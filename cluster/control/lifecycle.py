@@ -165,7 +165,7 @@ def start_ray(config: Config, files: ClusterFiles, inherited: Mapping[str, str],
         )
     deadline = time.monotonic() + RAY_START_TIMEOUT_S
     try:
-        while (record := files.read_record()) is None:
+        while (started := files.read_record()) is None:
             if process.poll() is not None:
                 raise Unavailable(f"Ray ended with exit code {process.returncode}; log: {files.logs / 'ray.log'}")
             if time.monotonic() > deadline:
@@ -175,7 +175,7 @@ def start_ray(config: Config, files: ClusterFiles, inherited: Mapping[str, str],
         _end_tree(process.pid)
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    return record
+    return started
 
 
 def stop_ray(record: ClusterRecord, say: Say) -> None:

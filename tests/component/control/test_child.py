@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import waiting
 from twostroke.cluster.control.child import ChildKeeper, ChildSpec
 from twostroke.cluster.control.fleet import Fleet, LocalHosts
 from twostroke.cluster.control.launch import child_environment, package_root
@@ -39,9 +40,7 @@ def spec(directory: Path, mode: str, worker_id: str = "decode-0", role: str = "d
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110  (a process has no event to wait for)
-            await asyncio.sleep(0.01)
+    await waiting.until(condition, DEADLINE_S)
 
 
 def state_of(keeper: ChildKeeper) -> MemberState:
