@@ -8,6 +8,7 @@ the protocol (each job ends once, tokens come in order) and keeps what it was to
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from twostroke.cluster.core.ids import Incarnation, JobId, LeaseId, PageId, RequestId, WorkerId
 from twostroke.cluster.core.messages import (
@@ -17,6 +18,7 @@ from twostroke.cluster.core.messages import (
     Leased,
     LeaseShard,
     LoadReport,
+    Outcome,
     Refused,
     Role,
     RouterMessage,
@@ -28,7 +30,7 @@ from twostroke.cluster.core.messages import (
     WorkerInfo,
     WorkerMessage,
 )
-from twostroke.cluster.core.sampling import FinishReason, SamplingParams
+from twostroke.cluster.core.sampling import SamplingParams
 from twostroke.decode_worker.scheduler import DecodeLimits, DecodeScheduler
 from twostroke.engine.commands import (
     Command,
@@ -219,12 +221,25 @@ class Recorder:
     def _end(self, job: JobId, ended: Ended) -> None:
         answer = self._live(job)
         answer.ended = ended
-        assert (ended.finish_reason is not None) == (ended.outcome.value == "finished")
+        submit, expected = answer.submit, expected_output(answer.submit)
+        if ended.outcome is Outcome.FINISHED:
+            assert ended.num_output == len(expected), f"{job} finished early or late"
+            if expected:
+                assert ended.finish_reason is submit.sampling.finish_after(len(expected), expected[-1])
+        else:
+            assert ended.finish_reason is None
+        skipped = 1 if submit.stroke is Stroke.RESERVE and answer.started is not None else 0
+        assert ended.num_output == len(submit.delivered) + skipped + len(answer.tokens), f"{job}: tokens in all"
 
 
 def expected_output(submit: Submit) -> list[int]:
     """The whole answer, delivered tokens included."""
-    return golden(submit.prompt, submit.sampling.max_tokens, VOCAB, submit.sampling)
+    return list(_golden(submit.prompt, submit.sampling))
+
+
+@lru_cache(maxsize=4096)
+def _golden(prompt: tuple[int, ...], sampling: SamplingParams) -> tuple[int, ...]:
+    return tuple(golden(prompt, sampling.max_tokens, VOCAB, sampling))
 
 
 class Bench:
@@ -377,11 +392,3 @@ class Pair:
                 self.decode.post(PagesReleased(closed.lease_id))
                 moved = True
         return moved
-
-
-def finish_reason_of(submit: Submit) -> FinishReason:
-    """How the golden answer ends."""
-    output = expected_output(submit)
-    reason = submit.sampling.finish_after(len(output), output[-1])
-    assert reason is not None
-    return reason
