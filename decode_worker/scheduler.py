@@ -280,7 +280,7 @@ class DecodeScheduler:
             return
         self._tell_started(job)
         job.first_token_s = now_s
-        self._take_token(job, commit.first_token, now_s)
+        self._take_token(job, commit.first_token, now_s, tell=False)  # the prefill side tells it
 
     # ----------------------------------------------------------------------------------------------- steps
 
@@ -295,9 +295,10 @@ class DecodeScheduler:
         for job in list(self._running.values()):
             if job.phase is not JobPhase.RUNNING:
                 continue  # preempted or ended for the sake of an earlier one
-            if job.num_left > 1:
+            num_tokens = len(job.tokens)
+            if num_tokens - job.num_computed > 1:
                 prompts.append(job)
-            elif self._grow(job, now_s):
+            elif len(job.pages) * self._page_size >= num_tokens or self._grow(job, now_s):
                 builder.add(job, 1)
                 budget -= 1
         # Only the latest-admitted are preempted, so nothing in `builder` lost its pages; a prompt may have.
@@ -352,9 +353,7 @@ class DecodeScheduler:
         return self._allocator.num_available - self._allocator.count_cached(held) - num_new
 
     def _grow(self, job: DecodeJob, now_s: float) -> bool:
-        """Make sure that the newest token has a slot; False when the job cannot take part in this step."""
-        if len(job.pages) * self._page_size >= len(job.tokens):
-            return True
+        """Give the job a page for its newest token; False when it cannot take part in this step."""
         while self._allocator.num_available == 0:
             if len(self._ready) + len(self._running) == 1:
                 return False  # the only one waits: leases and quarantine end within a bounded time
@@ -390,25 +389,24 @@ class DecodeScheduler:
             job.computed_tokens += num_new
             if job.num_computed // page_size > job.num_named:
                 name_filled_pages(job, self._allocator, page_size)
-            if token is None:
-                continue
-            if job.first_token_s is None:
-                job.first_token_s = now_s
-            num_output = len(job.output)
-            if num_output < job.submit.sampling.max_tokens:
-                self._roster.generated_tokens += 1
-                self._outbox.tokens(job.router, TokenRun(job_id, num_output, (token,)))
-            self._take_token(job, token, now_s)
+            if token is not None:
+                if job.first_token_s is None:
+                    job.first_token_s = now_s
+                self._take_token(job, token, now_s, tell=True)
 
-    def _take_token(self, job: DecodeJob, token: int, now_s: float) -> None:
+    def _take_token(self, job: DecodeJob, token: int, now_s: float, *, tell: bool) -> None:
         """The next output token is known; end the job if it ends the answer (or none was wanted)."""
-        sampling = job.submit.sampling
-        if len(job.output) >= sampling.max_tokens:
+        sampling, output = job.submit.sampling, job.output
+        num_output = len(output)
+        if num_output >= sampling.max_tokens:
             self._end(job, Outcome.FINISHED, now_s, finish_reason=FinishReason.LENGTH)
             return
         job.tokens.append(token)
-        job.output.append(token)
-        finish_reason = sampling.finish_after(len(job.output), token)
+        output.append(token)
+        if tell:
+            self._roster.generated_tokens += 1
+            self._outbox.tokens(job.router, TokenRun(job.submit.job, num_output, (token,)))
+        finish_reason = sampling.finish_after(num_output + 1, token)
         if finish_reason is not None:
             self._end(job, Outcome.FINISHED, now_s, finish_reason=finish_reason)
 

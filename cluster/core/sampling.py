@@ -45,7 +45,9 @@ class SamplingParams:
 
     def finish_after(self, num_output: int, token: int) -> FinishReason | None:
         """The end, if any, once `token` is the answer's `num_output`-th token (1-based)."""
-        if num_output > self.min_tokens and token in self.ends:
+        # Not `in self.ends`: this runs for every token, and building the set costs more than both look-ups.
+        is_end = token in self.stop_token_ids or (not self.ignore_eos and token in self.end_token_ids)
+        if is_end and num_output > self.min_tokens:
             return FinishReason.STOP
         if num_output >= self.max_tokens:
             return FinishReason.LENGTH
