@@ -63,7 +63,7 @@ def load_executor(
     max_positions = min(model.max_positions, max_context or model.max_positions)
     with torch.inference_mode():
         decoder = load_decoder(directory, model.config, device, dtype, packed, max_positions, progress)
-        pool = PagePool(page_layout(model, page_size, dtype), num_pages, device)
+    pool = PagePool(page_layout(model, page_size, dtype), num_pages, device)
     form = "fp16-packed" if packed else str(dtype).removeprefix("torch.")
     progress(
         f"{directory.name}: {model.config.num_layers} layers, {form} linears, {num_pages} pages of {page_size} tokens "
