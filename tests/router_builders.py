@@ -1,8 +1,11 @@
 """Builders with defaults for the tests of the router and of the cluster's state."""
 
+from typing import Any
+
 from twostroke.cluster.core.ids import Incarnation, WorkerId
 from twostroke.cluster.core.layout import PageLayout, gqa_layout
 from twostroke.cluster.core.messages import Role, WorkerInfo
+from twostroke.router.policy import WorkerView
 
 
 def fake_layout(page_size: int = 4, model_fingerprint: str = "fake") -> PageLayout:
@@ -33,3 +36,9 @@ def worker_info(
         chunk_tokens=chunk_tokens,
         transports=("loopback",),
     )
+
+
+def view(worker_id: str, **changes: Any) -> WorkerView:
+    """A worker view; `layout`, `max_context` and `chunk_tokens` go to its info, the rest to the view."""
+    about = {name: changes.pop(name) for name in ("layout", "max_context", "chunk_tokens") if name in changes}
+    return WorkerView(worker_info(worker_id, **about), **changes)

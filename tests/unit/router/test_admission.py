@@ -1,0 +1,121 @@
+"""The router's queue: bounds, order, passing, and honest Retry-After."""
+
+import pytest
+
+from twostroke.cluster.core.errors import Overloaded
+from twostroke.router.admission import AdmissionQueue, Placed
+
+
+def queue_of(*sizes: int, max_queued: int = 100, reserve_skip: int = 8) -> AdmissionQueue[int]:
+    """Items are numbered 0, 1, ... with these sizes."""
+    queue: AdmissionQueue[int] = AdmissionQueue(max_queued, reserve_skip)
+    for number, size in enumerate(sizes):
+        queue.offer(number, size, 60.0, 0.0)
+    return queue
+
+
+def take(queue: AdmissionQueue[int], *placeable: int, held: tuple[int, ...] = (), now: float = 0.0) -> list[int]:
+    """Place those that may be; answers what was asked about, in order."""
+    asked: list[int] = []
+
+    def place(item: int) -> Placed:
+        asked.append(item)
+        if item in held:
+            return Placed.HELD
+        return Placed.PLACED if item in placeable else Placed.BLOCKED
+
+    queue.take(place, now)
+    return asked
+
+
+def test_first_come_first_placed() -> None:
+    queue = queue_of(1, 2, 3)
+    assert take(queue, 0, 1, 2) == [0, 1, 2]
+    assert len(queue) == 0
+
+
+def test_only_smaller_ones_pass_a_blocked_head() -> None:
+    queue = queue_of(10, 10, 11, 9)
+    assert take(queue, 1, 2, 3) == [0, 3]
+    assert len(queue) == 3
+
+
+def test_a_blocked_head_is_passed_a_limited_number_of_times_ever() -> None:
+    queue = queue_of(10, 1, 1, 1, 1, reserve_skip=3)
+    assert take(queue, 1, 2) == [0, 1, 2, 3]
+    assert take(queue, 3, 4) == [0, 3]
+    assert take(queue, 4) == [0]
+    assert take(queue, 0, 4) == [0, 4]
+
+
+def test_one_that_waits_for_itself_only_blocks_nobody() -> None:
+    queue = queue_of(1, 50)
+    assert take(queue, 1, held=(0,)) == [0, 1]
+    assert len(queue) == 1
+
+
+def test_a_full_queue_refuses_with_a_wait() -> None:
+    queue = queue_of(1, 1, max_queued=2)
+    with pytest.raises(Overloaded) as refusal:
+        queue.offer(2, 1, 60.0, 0.0)
+    assert refusal.value.retry_after_s >= 1
+
+
+def placing_every_two_seconds(max_queued: int = 100) -> AdmissionQueue[int]:
+    """Ten placements in twenty seconds, ten still wait."""
+    queue = queue_of(*[1] * 20, max_queued=max_queued)
+    for number in range(10):
+        take(queue, number, now=2.0 * (number + 1))
+    return queue
+
+
+def test_retry_after_follows_from_the_rate_of_placements() -> None:
+    queue = placing_every_two_seconds(max_queued=20)
+    for number in range(10):
+        queue.offer(100 + number, 1, 600.0, 20.0)
+    with pytest.raises(Overloaded) as refusal:
+        queue.offer(99, 1, 600.0, 20.0)
+    assert refusal.value.retry_after_s == 40
+
+
+def test_a_request_that_cannot_be_served_in_time_is_refused_at_once() -> None:
+    queue = placing_every_two_seconds()
+    with pytest.raises(Overloaded, match="needs about"):
+        queue.offer(99, 1, 5.0, 20.0)
+    queue.offer(99, 1, 50.0, 20.0)
+
+
+def test_idle_time_says_nothing_about_the_wait() -> None:
+    queue = queue_of(1, 1)
+    take(queue, 0, 1, now=1.0)
+    queue.offer(2, 1, 0.5, 25.0)
+    queue.offer(3, 1, 0.5, 25.0)
+
+
+def test_what_is_put_back_stands_where_its_arrival_places_it() -> None:
+    queue: AdmissionQueue[int] = AdmissionQueue(10, 8)
+    entries = [queue.offer(number, 1, 60.0, 0.0) for number in range(3)]
+    take(queue, 0, 1, 2)
+    for number in (2, 1, 0):
+        queue.put_back(entries[number])
+    assert take(queue, 0, 1, 2) == [0, 1, 2]
+
+
+def test_a_continuation_stands_before_new_requests() -> None:
+    queue: AdmissionQueue[int] = AdmissionQueue(10, 8)
+    entries = [queue.offer(number, 1, 60.0, 0.0) for number in range(3)]
+    take(queue, 0, 1, 2)
+    queue.put_back(entries[0])
+    entries[2].rank = 0
+    queue.put_back(entries[2])
+    assert take(queue, 0, 2) == [2, 0]
+
+
+def test_removing_is_idempotent_and_put_back_never_refuses() -> None:
+    queue: AdmissionQueue[int] = AdmissionQueue(1, 8)
+    entry = queue.offer(0, 1, 60.0, 0.0)
+    queue.remove(entry)
+    queue.remove(entry)
+    queue.offer(1, 1, 60.0, 0.0)
+    queue.put_back(entry)
+    assert len(queue) == 2
