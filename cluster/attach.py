@@ -76,7 +76,8 @@ class AttachServicer(worker_pb2_grpc.WorkerServicer):
         self, requests: object, context: "grpc.aio.ServicerContext[pb.RouterFrame, pb.WorkerFrame]"
     ) -> None:
         try:
-            first = await asyncio.wait_for(context.read(), self._timing.hello_s)
+            async with asyncio.timeout(self._timing.hello_s):
+                first = await context.read()
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello")
         hello = frame_or_none(first, pb.RouterFrame)

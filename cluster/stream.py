@@ -95,7 +95,8 @@ class FrameStream(Generic[InT, OutT]):
     async def flush(self, timeout_s: float) -> None:
         """Until everything sent so far has been handed to gRPC, the stream ended, or time is up."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._flushed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._flushed.wait()
 
     def end(self, reason: str) -> None:
         """Idempotent. From here on nothing is received; `on_end(reason)` follows on the next turn of the loop."""

@@ -107,7 +107,8 @@ class WorkerHost:
     async def drain(self, timeout_s: float) -> bool:
         self.post(Drain())
         try:
-            await asyncio.wait_for(self._drained.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._drained.wait()
         except TimeoutError:
             return False
         return True
@@ -194,7 +195,8 @@ class WorkerHost:
         self._snapshots[number] = waiting
         self.post(Snapshot(number))
         try:
-            return await asyncio.wait_for(waiting, SNAPSHOT_TIMEOUT_S)
+            async with asyncio.timeout(SNAPSHOT_TIMEOUT_S):
+                return await waiting
         except TimeoutError:
             raise Unavailable(f"the engine of {self._info.worker_id} takes no snapshot") from None
         finally:
@@ -217,7 +219,9 @@ class WorkerHost:
     async def _report(self) -> None:
         while self.engine.alive:
             try:
-                await asyncio.wait_for(self._changed.wait(), LOAD_INTERVAL_S)
+                # Not wait_for: in Python 3.11 it loses a cancellation that meets the event.
+                async with asyncio.timeout(LOAD_INTERVAL_S):
+                    await self._changed.wait()
             except TimeoutError:
                 self._report_load(changed_only=False)
                 continue

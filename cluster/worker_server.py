@@ -229,7 +229,8 @@ class WorkerServer:
             return
         self._leaving = True
         try:
-            await asyncio.wait_for(self._registry.deregister(self._host.info.incarnation), STATE_CLOSE_S)
+            async with asyncio.timeout(STATE_CLOSE_S):
+                await self._registry.deregister(self._host.info.incarnation)
         except (Unavailable, TimeoutError) as error:
             log.warning("deregistration_failed", worker=self._host.info.worker_id, error=repr(error))
 

@@ -66,9 +66,11 @@ class RedisClient:
             if attempt:
                 await asyncio.sleep(_BACKOFF_S * 2**attempt)
             try:
-                return await asyncio.wait_for(command(self._redis), COMMAND_TIMEOUT_S)
+                # Not wait_for: in Python 3.11 it loses a cancellation that meets the answer.
+                async with asyncio.timeout(COMMAND_TIMEOUT_S):
+                    return await command(self._redis)
             except (ConnectionError, TimeoutError, ReadOnlyError, OSError) as error:
-                # The built-in TimeoutError of wait_for is an OSError.
+                # The built-in TimeoutError of asyncio.timeout is an OSError.
                 failure = f"{type(error).__name__}: {error}"
                 await self._redis.connection_pool.disconnect(inuse_connections=False)
         raise Unavailable(f"the state store cannot be used: {failure}")
