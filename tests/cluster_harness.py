@@ -57,8 +57,18 @@ class Shape:
     prefill_chunk: int = 16
     decode_chunk: int = 32
     step_delay_s: float = 0.0
-    prefill_limits: PrefillLimits = PrefillLimits(max_waiting=64, hold_s=5.0)
-    decode_limits: DecodeLimits = DecodeLimits(lease_ttl_s=5.0)
+    hold_s: float = 10.0
+    lease_ttl_s: float = 10.0
+    max_running: int = 64
+    max_waiting: int = 64
+
+    @property
+    def prefill_limits(self) -> PrefillLimits:
+        return PrefillLimits(max_waiting=self.max_waiting, hold_s=self.hold_s)
+
+    @property
+    def decode_limits(self) -> DecodeLimits:
+        return DecodeLimits(self.max_running, self.max_waiting, self.lease_ttl_s)
 
 
 @dataclass
