@@ -34,17 +34,14 @@ class ErrorsToExitCodes(TyperGroup):
 
 @dataclass(frozen=True)
 class Context:
-    """`home` holds everything that outlives a command; `environment` is what children inherit."""
+    """`home` holds what outlives a command, `models` what was downloaded; `environment` is what children inherit."""
 
     home: Path
+    models: Path
     environment: Mapping[str, str]
 
     def files(self, cluster: str) -> ClusterFiles:
         return ClusterFiles(self.home / cluster)
-
-    @property
-    def models(self) -> Path:
-        return self.home / "models"
 
     def config(self, path: Path | None) -> Config:
         """Raises ConfigError with every mistake. Without a file: the defaults."""
