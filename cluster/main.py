@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ import typer
 
 from twostroke import __version__
 from twostroke.cluster.config import Config, load_config
-from twostroke.cluster.control import commands_cluster, commands_use
+from twostroke.cluster.control import commands_cluster, commands_use, valkey
 from twostroke.cluster.control.context import Context, ErrorsToExitCodes
 from twostroke.cluster.control.launch import ClusterFiles
 from twostroke.cluster.control.process import OnReady, run_role
@@ -60,6 +61,8 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
+    if context.invoked_subcommand != run.__name__:  # which has its own, from its configuration
+        configure_logging("warning", "console", "cli")
     context.obj = _context(os.environ)
 
 
@@ -95,27 +98,14 @@ def run(
 
 async def _serve(role: RoleName, config: Config, name: WorkerId, stop: asyncio.Event, on_ready: OnReady) -> None:
     """A role is imported only here, in its own process: a router needs no torch, a worker no HTTP server."""
-
-    def worker_ready(info: "WorkerInfo") -> None:
-        on_ready(_worker_record(info))
-
     match role:
-        case RoleName.PREFILL:
-            from twostroke.prefill_worker import service as prefill
-
-            await prefill.run(config, name, stop, worker_ready)
-        case RoleName.DECODE:
-            from twostroke.decode_worker import service as decode
-
-            await decode.run(config, name, stop, worker_ready)
-        case RoleName.ROUTER:
-            from twostroke.router import service as router
-
-            await router.run(config, stop, on_ready)
         case RoleName.STATE:
-            from twostroke.cluster.control import valkey
-
             await valkey.run(config.redis.url, stop, on_ready)
+        case RoleName.ROUTER:
+            await import_module("twostroke.router.service").run(config, stop, on_ready)
+        case RoleName.PREFILL | RoleName.DECODE:
+            service = import_module(f"twostroke.{role.value}_worker.service")
+            await service.run(config, name, stop, lambda info: on_ready(_worker_record(info)))
 
 
 def _worker_record(info: "WorkerInfo") -> dict[str, Any]:

@@ -52,7 +52,7 @@ def up(
     with out.status("resolving the model") as spinner:
         settings = resolve_model(settings, ours.models, spinner.update)
         result = lifecycle.up(
-            settings, ours.files(settings.cluster), ours.environment, _announcer(out, spinner.update), timeout_s
+            settings, ours.files(settings.cluster), ours.environment, announcer(out, spinner.update), timeout_s
         )
     out.print(f"cluster [bold]{settings.cluster}[/bold] is up: {addresses(result)}")
 
@@ -106,7 +106,7 @@ def scale(
         )
         client.scale(sizes)
         if wait:
-            lifecycle.wait_settled(client, _announcer(out, spinner.update), SCALE_TIMEOUT_S)
+            lifecycle.wait_settled(client, announcer(out, spinner.update), SCALE_TIMEOUT_S)
     out.print(f"{sizes.prefill} prefill, {sizes.decode} decode")
 
 
@@ -128,11 +128,11 @@ def down(context: typer.Context, cluster: ClusterName = "local") -> None:
     ours: Context = context.obj
     out = console()
     with out.status("stopping") as spinner:
-        was_up = lifecycle.down(ours.files(cluster), _announcer(out, spinner.update))
+        was_up = lifecycle.down(ours.files(cluster), announcer(out, spinner.update))
     out.print(f"cluster {cluster!r} is down" if was_up else f"cluster {cluster!r} was not up")
 
 
-def _announcer(out: Console, show: lifecycle.Say) -> lifecycle.Say:
+def announcer(out: Console, show: lifecycle.Say) -> lifecycle.Say:
     """A spinner on a terminal; else one line for each new step."""
     last = ""
 

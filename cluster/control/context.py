@@ -16,6 +16,7 @@ from twostroke.cluster.core.errors import ConfigError, TwostrokeError, Unavailab
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+PLAIN_WIDTH = 220
 
 
 class ErrorsToExitCodes(TyperGroup):
@@ -57,5 +58,6 @@ class Context:
 
 
 def console() -> Console:
-    """For tables and progress; plain when it is not a terminal."""
-    return Console(file=sys.stdout)
+    """For tables and progress; plain, and wide enough not to fold, when it is not a terminal."""
+    out = Console(file=sys.stdout)
+    return out if out.is_terminal else Console(file=sys.stdout, width=PLAIN_WIDTH)

@@ -87,6 +87,8 @@ class Fleet:
         self._unsaved = False
         self._off: set[MemberRole] = set()
         self._views: dict[WorkerId, ChildView] = {}
+        self._lost: dict[WorkerId, ChildView] = {}
+        """Last view of those whose host died: their successor's restarts and last end go on from it."""
         self._order = 0
         self._lock = asyncio.Lock()
 
@@ -138,8 +140,15 @@ class Fleet:
     def status(self) -> FleetStatus:
         desired = self._desired()
         order = list(MemberRole)
-        views = sorted(self._views.values(), key=lambda view: (order.index(MemberRole(view.role)), view.worker_id))
+        told = [self._with_history(view) for view in self._views.values()]
+        views = sorted(told, key=lambda view: (order.index(MemberRole(view.role)), view.worker_id))
         return FleetStatus(desired, tuple(views), settled(desired, self._members()))
+
+    def _with_history(self, view: ChildView) -> ChildView:
+        before = self._lost.get(view.worker_id)
+        if before is None:
+            return view
+        return replace(view, restarts=view.restarts + before.restarts + 1, last_end=view.last_end or before.last_end)
 
     # -------------------------------------------------------------------------------------------- loop
 
@@ -233,6 +242,10 @@ class Fleet:
             case Forget(worker_id):
                 await self._hosts.forget(worker_id)
                 gone = self._views.pop(worker_id)
+                if gone.state is MemberState.LOST:
+                    self._lost[worker_id] = self._with_history(gone)
+                else:
+                    self._lost.pop(worker_id, None)
                 log.info("host_forgotten", worker_id=worker_id, state=gone.state.value, reason=gone.last_end)
             case Drain(worker_id):
                 log.info("draining", worker_id=worker_id)

@@ -104,6 +104,12 @@ def child_environment(inherited: Mapping[str, str], root: str, threads: int) -> 
     }
 
 
+def ray_environment(files: ClusterFiles, ours: bool) -> dict[str, str]:
+    """What Ray reads when it is imported. Our own Ray lets in only who can read its token."""
+    usage = {"RAY_USAGE_STATS_ENABLED": "0"}
+    return usage | ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(files.ray_token)} if ours else {})
+
+
 def run_command(role: str, config_path: Path, worker_id: str) -> tuple[str, ...]:
     """The command line of a role process; `{pipe}` stands for the descriptor of its keeper's socket."""
     module = (sys.executable, "-m", "twostroke.cluster.main")

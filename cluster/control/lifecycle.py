@@ -6,6 +6,7 @@
 Each step that takes long is announced by `say`. Blocking; call it outside an event loop.
 """
 
+import os
 import secrets
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ from twostroke.cluster.control.launch import (
     ClusterRecord,
     child_environment,
     package_root,
+    ray_environment,
     write_private,
 )
 from twostroke.cluster.control.supervisor import MemberState
@@ -130,7 +132,8 @@ def _drain(record: ClusterRecord, files: ClusterFiles, config: Config, say: Say)
 
 @contextmanager
 def connected(record: ClusterRecord, files: ClusterFiles, cluster: str) -> "Iterator[RayClient]":
-    from twostroke.cluster.control.ray_app import RayClient  # Ray takes a second to import
+    os.environ.update(ray_environment(files, ours=bool(record.ray_pid)))
+    from twostroke.cluster.control.ray_app import RayClient  # a second, and it reads the environment
 
     client = RayClient(record, files, cluster)
     try:
@@ -157,7 +160,7 @@ def start_ray(config: Config, files: ClusterFiles, inherited: Mapping[str, str],
         process = subprocess.Popen(
             command,
             cwd=files.directory,
-            env=child_environment(inherited, package_root(), threads=1),
+            env=child_environment(inherited, package_root(), threads=1) | ray_environment(files, ours=True),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

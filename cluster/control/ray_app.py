@@ -7,7 +7,8 @@
 
 Ray is the control plane only. A host actor's end closes its child's pipe, and the child drains; the supervisor
 then starts another host. The supervisor's end changes nothing for the others; Ray starts it again, and it adopts
-the hosts that it finds.
+the hosts that it finds. Ray reads its environment when it is imported: import this module only after
+`launch.ray_environment` was applied.
 """
 
 import asyncio
@@ -20,9 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before the import: it is read then
-
 import ray
 import structlog
 from ray.exceptions import RayActorError, RayError
@@ -213,8 +211,6 @@ class RayClient:
         """Raises Unavailable."""
         self._namespace = _namespace(cluster)
         os.chdir(files.directory)
-        if record.ray_pid:
-            _use_token(files)
         try:
             ray.init(address=record.ray_address, namespace=self._namespace, log_to_driver=False, logging_level="error")
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
@@ -275,17 +271,11 @@ class RayClient:
             raise Unavailable(f"the supervisor does not answer: {error}") from None
 
 
-def _use_token(files: ClusterFiles) -> None:
-    os.environ["RAY_AUTH_MODE"] = "token"
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(files.ray_token)
-
-
 # ------------------------------------------------------------------------------------------- Ray's keeper
 
 
 def keep_ray(files: ClusterFiles, temporary: Path) -> None:
     """Start a Ray of our own, record it, and keep it until SIGTERM or SIGINT. Runs in a process of its own."""
-    _use_token(files)
     stop = threading.Event()
     ray.init(
         include_dashboard=False,

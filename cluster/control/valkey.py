@@ -24,6 +24,7 @@ from twostroke.cluster.core.errors import ConfigError, Unavailable
 START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 5.0
 _POLL_S = 0.05
+_ATTEMPT_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -90,16 +91,19 @@ def _end_with_parent(parent: int) -> None:
 async def _answers(host: str, port: int, password: str, ended: "asyncio.Task[int]") -> None:
     while not ended.done():
         try:
-            reader, writer = await asyncio.open_connection(host, port)
-        except OSError:
-            await asyncio.sleep(_POLL_S)
-            continue
-        try:
-            writer.write(f"AUTH {password}\r\nPING\r\n".encode())
-            lines = [await reader.readline(), await reader.readline()]
-        finally:
-            writer.close()
-        if lines == [b"+OK\r\n", b"+PONG\r\n"]:
-            return
+            async with asyncio.timeout(_ATTEMPT_S):
+                if await _answers_once(host, port, password):
+                    return
+        except OSError:  # also TimeoutError: something else holds the port, or it is still starting
+            pass
         await asyncio.sleep(_POLL_S)
     raise Unavailable(f"valkey-server ended with exit code {ended.result()}")
+
+
+async def _answers_once(host: str, port: int, password: str) -> bool:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(f"AUTH {password}\r\nPING\r\n".encode())
+        return [await reader.readline(), await reader.readline()] == [b"+OK\r\n", b"+PONG\r\n"]
+    finally:
+        writer.close()
