@@ -37,6 +37,7 @@ from twostroke.cluster.core.ids import Incarnation, RequestId
 from twostroke.cluster.core.link import WorkerLink
 from twostroke.cluster.core.messages import RenewLease, Role, WorkerMessage
 from twostroke.cluster.core.random import choice_seed
+from twostroke.cluster.core.request import Phase
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.router.admission import AdmissionQueue, Placed
 from twostroke.router.choice_state import ChoiceState
@@ -143,6 +144,13 @@ class Dispatcher:
     @property
     def num_live(self) -> int:
         return len(self._lifecycle.requests)
+
+    def phases(self) -> dict[RequestId, tuple[Phase, ...]]:
+        """Where each choice of each live request is."""
+        return {
+            request_id: tuple(choice.state.phase for choice in record.choices)
+            for request_id, record in self._lifecycle.requests.items()
+        }
 
     def _check(self, request: GenerateRequest) -> None:
         if self._refusing:
