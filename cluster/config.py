@@ -106,7 +106,8 @@ class PolicySection(Section):
 
 
 class RouterSection(Section):
-    replicas: Positive = 1
+    replicas: Annotated[int, Field(ge=0)] = 1
+    """Routers that the supervisor starts; 0: they run outside Ray, as a Deployment on Kubernetes does."""
     host: str = "127.0.0.1"
     http_port: Port = 8000
     grpc_port: Port = 8001
