@@ -154,8 +154,8 @@ class Reactions:
             self._note_cached(choice, message.cached_tokens)
             return
         if attempt.prefill is None and not choice.state.progressed and not choice.complete:
-            # Committed by a prefill worker that was lost with the first token on its way to us.
-            self._lifecycle.resume(choice, "prefill_lost", peer_lost(choice, "the prefill worker was lost"))
+            # Committed by a prefill worker that was lost with the first token on its way to us; the loss is counted.
+            self._lifecycle.requeue(choice)
             return
         if choice.state.phase in (Phase.PREFILLING, Phase.TRANSFERRING):
             choice.state.move(Phase.DECODING, self._clock.now())
