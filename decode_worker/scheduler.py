@@ -18,17 +18,13 @@ book says that no write is under way (`PagesReleased`); its job is gone at once.
 import secrets
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from twostroke.cluster.core.events import PrefixSnapshot
-from twostroke.cluster.core.ids import Incarnation, JobId, LeaseId, PageId
+from twostroke.cluster.core.ids import Incarnation, JobId, PageId
 from twostroke.cluster.core.messages import (
     Cancel,
     Ended,
-    JobTimings,
-    Lease,
-    Leased,
-    LeaseShard,
     LoadReport,
     Outcome,
     RefusalReason,
@@ -40,14 +36,14 @@ from twostroke.cluster.core.messages import (
     WorkerInfo,
 )
 from twostroke.cluster.core.sampling import FinishReason
+from twostroke.decode_worker.job import DecodeJob, timings
+from twostroke.decode_worker.leases import LeaseDesk
 from twostroke.engine.commands import (
     Command,
     Committed,
     Drain,
     Event,
     FromRouter,
-    LeaseClosed,
-    LeaseOpened,
     LeaseTouched,
     PagesReleased,
     RouterGone,
@@ -55,7 +51,6 @@ from twostroke.engine.commands import (
     SnapshotTaken,
 )
 from twostroke.engine.job import (
-    Job,
     JobPhase,
     PlanBuilder,
     hit_keys,
@@ -80,15 +75,6 @@ class DecodeLimits:
     local_resume_tokens: int = 256
 
 
-@dataclass(slots=True, eq=False)
-class DecodeJob(Job):
-    lease: Lease | None = None
-    leased_pages: list[PageId] = field(default_factory=list)
-    """Not the job's before the commit; one more than the lease shows when the next token starts a page."""
-    preemptions: int = 0
-    started: bool = False
-
-
 def _draw_nonce() -> bytes:
     return secrets.token_bytes(16)
 
@@ -110,7 +96,7 @@ class DecodeScheduler:
         self._info = info
         self._page_size = info.layout.page_size
         self._limits = limits
-        self._draw_nonce = draw_nonce
+        self._leases = LeaseDesk(self._roster, limits.lease_ttl_s, draw_nonce)
         # Every running job gets a token a step, so a smaller budget bounds them too; then prompts never starve.
         self._max_running = min(limits.max_running, info.chunk_tokens)
         self._allocator = self._roster.allocator
@@ -119,9 +105,6 @@ class DecodeScheduler:
         self._ready: deque[DecodeJob] = deque()
         self._running: dict[JobId, DecodeJob] = {}
         """In order of admission."""
-        self._leased: dict[LeaseId, DecodeJob] = {}
-        self._quarantine: dict[LeaseId, list[PageId]] = {}
-        self._num_leases = 0
 
     # ---------------------------------------------------------------------------------------------- commands
 
@@ -134,15 +117,15 @@ class DecodeScheduler:
                 if job is not None:
                     self._end(job, Outcome.CANCELLED, now_s)
             case FromRouter(router, RenewLease(job_id, bump_epoch)):
-                self._renew(self._roster.find(router, job_id), bump_epoch, now_s)
+                job = self._roster.find(router, job_id)
+                if job is not None:
+                    self._leases.renew(job, bump_epoch, now_s)
             case Committed():
                 self._commit(command, now_s)
             case LeaseTouched(lease_id):
-                job = self._find_leased(lease_id, "LeaseTouched")
-                if job is not None:
-                    self._extend(job, now_s)
+                self._leases.touch(lease_id, now_s)
             case PagesReleased(lease_id):
-                self._allocator.end_quarantine(self._quarantine.pop(lease_id, ()))
+                self._leases.release(lease_id)
             case RouterGone(router):
                 for job in self._roster.of_router(router):
                     self._end(job, Outcome.CANCELLED, now_s, message="its router is gone")
@@ -193,87 +176,29 @@ class DecodeScheduler:
         if submit.stroke is Stroke.LOCAL:
             if len(self._waiting) >= self._limits.max_waiting:
                 return RefusalReason.QUEUE_FULL, f"{len(self._waiting)} jobs wait here"
-        elif len(self._leased) + len(self._ready) >= self._limits.max_running + self._limits.max_waiting:
-            return RefusalReason.QUEUE_FULL, f"{len(self._leased)} leases and {len(self._ready)} ready jobs are here"
+        elif len(self._leases) + len(self._ready) >= self._limits.max_running + self._limits.max_waiting:
+            return RefusalReason.QUEUE_FULL, f"{len(self._leases)} leases and {len(self._ready)} ready jobs are here"
         return None
 
     # ---------------------------------------------------------------------------------------------- leases
 
     def _reserve(self, job: DecodeJob, now_s: float) -> None:
-        num_tokens = len(job.tokens)
         held = self._allocator.lookup(hit_keys(job, self._page_size))
-        num_new = pages_for(num_tokens + 1, self._page_size) - len(held)
+        num_new = pages_for(len(job.tokens) + 1, self._page_size) - len(held)
         # Pages for jobs that wait are spoken for: without this, a stream of leases could starve them.
         spoken_for = sum(pages_for(len(waiting.tokens) + 1, self._page_size) for waiting in self._waiting)
         if self._room_after(held, num_new + spoken_for) < self._num_growing + len(self._waiting):
             message = f"{num_new} pages wanted, {self._allocator.num_available} free or evictable, some spoken for"
             self._roster.refuse(job.router, job.submit, RefusalReason.NO_PAGES, message)
-            return
-        self._allocator.retain(held)
-        job.pages, job.num_named, job.cached_tokens = held, len(held), len(held) * self._page_size
-        job.leased_pages = self._allocator.lease(num_new)
-        num_shipped = pages_for(num_tokens, self._page_size) - len(held)
-        group = self._info.layout.groups[0]
-        self._num_leases += 1
-        job.lease = Lease(
-            lease_id=LeaseId(f"{self._info.incarnation}.{self._num_leases}"),
-            job=job.id,
-            epoch=1,
-            nonce=self._draw_nonce(),
-            worker_id=self._info.worker_id,
-            incarnation=self._info.incarnation,
-            layout=self._info.layout,
-            transports=self._info.transports,
-            device=self._info.device,
-            num_held=len(held),
-            shards=(LeaseShard(0, self._info.address, 0, group.kv_heads, tuple(job.leased_pages[:num_shipped])),),
-            ttl_s=self._limits.lease_ttl_s,
-        )
-        self._leased[job.lease.lease_id] = job
-        self._roster.add(job)
-        self._open(job, job.lease, now_s)
-
-    def _open(self, job: DecodeJob, lease: Lease, now_s: float) -> None:
-        self._extend(job, now_s)
-        self._outbox.event(LeaseOpened(lease))
-        self._outbox.tell(job.router, Leased(job.id, lease))
-
-    def _extend(self, job: DecodeJob, now_s: float) -> None:
-        self._roster.deadlines.set(job.id, min(job.deadline_s, now_s + self._limits.lease_ttl_s))
-
-    def _renew(self, job: DecodeJob | None, bump_epoch: bool, now_s: float) -> None:
-        if job is None:
-            return
-        if job.phase is not JobPhase.LEASED or job.lease is None:
-            self._roster.ignored["RenewLease"] += 1
-        elif bump_epoch:
-            job.lease = replace(job.lease, epoch=job.lease.epoch + 1, nonce=self._draw_nonce())
-            self._open(job, job.lease, now_s)
         else:
-            self._extend(job, now_s)
-
-    def _find_leased(self, lease_id: LeaseId, kind: str) -> DecodeJob | None:
-        job = self._leased.get(lease_id)
-        if job is None:
-            self._roster.ignored[kind] += 1
-        return job
+            self._leases.open(job, held, num_new, now_s)
 
     def _commit(self, commit: Committed, now_s: float) -> None:
-        job = self._find_leased(commit.lease_id, "Committed")
-        if job is None or job.lease is None:
+        job = self._leases.take_committed(commit)
+        if job is None:
             return
-        if commit.epoch != job.lease.epoch or commit.job != job.id:
-            self._roster.ignored["Committed"] += 1
-            return
-        del self._leased[commit.lease_id]
-        self._allocator.commit_lease(job.leased_pages)
-        job.pages, job.leased_pages = job.pages + job.leased_pages, []
-        self._outbox.event(LeaseClosed(commit.lease_id, committed=True))
-        job.num_computed = len(job.tokens)
-        name_filled_pages(job, self._allocator, self._page_size)
         job.advance(JobPhase.READY)
         self._ready.append(job)
-        self._roster.deadlines.set(job.id, job.deadline_s)
         if commit.first_token_index != len(job.output) or not 0 <= commit.first_token < self._roster.vocab_size:
             message = f"the commit's first token {commit.first_token} at index {commit.first_token_index} is not ours"
             self._end(job, Outcome.FAILED, now_s, message=message)
@@ -346,7 +271,7 @@ class DecodeScheduler:
     @property
     def _num_growing(self) -> int:
         """Jobs and leases that may want one page more each."""
-        return len(self._running) + len(self._ready) + len(self._leased)
+        return len(self._running) + len(self._ready) + len(self._leases)
 
     def _room_after(self, held: list[PageId], num_new: int) -> int:
         """Pages left, free or evictable, once `held` are retained and `num_new` taken; may be negative."""
@@ -436,8 +361,7 @@ class DecodeScheduler:
             case JobPhase.RUNNING:
                 del self._running[job.id]
             case JobPhase.LEASED:
-                assert job.lease is not None
-                del self._leased[job.lease.lease_id]
+                self._leases.close(job)
 
     def _end(
         self,
@@ -450,15 +374,11 @@ class DecodeScheduler:
     ) -> None:
         """The one end of a job, from any phase."""
         self._leave_queue(job)
-        if job.phase is JobPhase.LEASED and job.lease is not None:
-            lease_id = job.lease.lease_id
-            self._quarantine[lease_id], job.leased_pages = job.leased_pages, []
-            self._allocator.quarantine(self._quarantine[lease_id])
-            self._outbox.event(LeaseClosed(lease_id, committed=False))
         release_pages(job, self._allocator)
         self._roster.remove(job)
-        timings = _timings(job, now_s)
-        self._outbox.ended(job.router, Ended(job.id, outcome, finish_reason, len(job.output), message, timings))
+        self._outbox.ended(
+            job.router, Ended(job.id, outcome, finish_reason, len(job.output), message, timings(job, now_s))
+        )
 
     # --------------------------------------------------------------------------------------------- reading
 
@@ -470,7 +390,7 @@ class DecodeScheduler:
             now_s,
             running=len(self._running),
             waiting=len(self._waiting) + len(self._ready),
-            leases=len(self._leased),
+            leases=len(self._leases),
             uncomputed=[*self._waiting, *(job for job in self._running.values() if job.first_token_s is None)],
         )
 
@@ -482,7 +402,7 @@ class DecodeScheduler:
 
     @property
     def idle(self) -> bool:
-        return not self._roster.jobs and not self._quarantine
+        return not self._roster.jobs and self._leases.at_rest
 
     @property
     def ignored(self) -> dict[str, int]:
@@ -499,35 +419,16 @@ class DecodeScheduler:
             JobPhase.WAITING: list(self._waiting),
             JobPhase.READY: list(self._ready),
             JobPhase.RUNNING: list(self._running.values()),
-            JobPhase.LEASED: list(self._leased.values()),
+            JobPhase.LEASED: self._leases.jobs(),
         }
         held: dict[int, int] = {}
-        num_leased = 0
         for phase, jobs in by_phase.items():
             for job in jobs:
                 assert job.phase is phase, f"job {job.id} is {job.phase} in the queue for {phase}"
                 assert self._roster.jobs.get(job.id) is job, f"job {job.id} is queued, but gone"
                 assert (phase is JobPhase.LEASED) == bool(job.leased_pages), f"{phase} job {job.id}, leased pages"
-                num_leased += len(job.leased_pages)
                 for page in job.pages:
                     held[page] = held.get(page, 0) + 1
         assert sum(map(len, by_phase.values())) == len(self._roster.jobs), "a job is in no queue, or in two"
         self._allocator.check_references(held)
-        ledger = self._allocator.ledger()
-        assert ledger.leased == num_leased, f"{ledger.leased} pages leased, jobs know of {num_leased}"
-        num_quarantined = sum(map(len, self._quarantine.values()))
-        assert ledger.quarantined == num_quarantined, f"{ledger.quarantined} in quarantine, not {num_quarantined}"
-
-
-def _timings(job: DecodeJob, now_s: float) -> JobTimings:
-    admitted_s = now_s if job.admitted_s is None else job.admitted_s
-    first_token_s = now_s if job.first_token_s is None else job.first_token_s
-    local = job.submit.stroke is Stroke.LOCAL
-    return JobTimings(
-        queue_s=admitted_s - (job.submitted_s if local else min(first_token_s, admitted_s)),
-        prefill_s=first_token_s - admitted_s if local else 0.0,
-        decode_s=now_s - first_token_s,
-        cached_tokens=job.cached_tokens,
-        computed_tokens=job.computed_tokens,
-        preemptions=job.preemptions,
-    )
+        self._leases.check_integrity()

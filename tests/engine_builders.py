@@ -286,6 +286,7 @@ class Bench:
         if plan is None:
             return False
         assert plan.num_tokens <= self.info.chunk_tokens, "over the token budget"
+        assert min(plan.num_new) > 0, "a row without tokens"
         singles = [count == 1 for count in plan.num_new]
         assert singles == sorted(singles, reverse=True), "rows of one token come first"
         if self.fail_next:
