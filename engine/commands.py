@@ -65,7 +65,11 @@ class ShipmentEnded:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The lease book verified the whole transfer; the job may decode from `first_token` on."""
+    """The lease book verified the whole transfer; the job may decode from `first_token` on.
+
+    It stands even when a renewal has raised the lease's epoch meanwhile: the book decides which came first, the
+    writer has its Ack, and nobody can write to the pages any more. Dropped only when the lease has ended.
+    """
 
     job: JobId
     lease_id: LeaseId
