@@ -1,6 +1,6 @@
 """Picks the implementation of every op once, by device; nobody else asks which device there is.
 
-    cuda -> Triton kernels            cpu -> plain torch (`reference`)
+    cuda -> Triton kernels            cpu -> numba and torch
 
 Each import happens inside the branch that needs it, so a CPU never imports Triton.
 """
@@ -44,17 +44,17 @@ def select_ops(device: torch.device) -> Ops:
 
 
 def _cpu_ops() -> Ops:
-    from twostroke.kernels import reference
+    from twostroke.kernels import cpu_attention, cpu_ops, reference
 
     return Ops(
-        paged_decode_attention=reference.paged_decode_attention,
-        ragged_prefill_attention=reference.ragged_prefill_attention,
-        write_kv=reference.write_kv,
+        paged_decode_attention=cpu_attention.paged_decode_attention,
+        ragged_prefill_attention=cpu_attention.ragged_prefill_attention,
+        write_kv=cpu_ops.write_kv,
         gather_pages=reference.gather_pages,
         scatter_pages=reference.scatter_pages,
-        rms_norm=reference.rms_norm,
-        rope=reference.rope,
-        silu_mul=reference.silu_mul,
+        rms_norm=cpu_ops.rms_norm,
+        rope=cpu_ops.rope,
+        silu_mul=cpu_ops.silu_mul,
     )
 
 
