@@ -30,7 +30,7 @@ def paged_decode_attention(q: Tensor, kv: Tensor, page_table: Tensor, lengths: T
     out = torch.empty_like(q)
     flat = flat_view(kv)
     shape = np.array(kv.shape[2:], dtype=np.int64)
-    arguments = (
+    arguments: tuple[Any, ...] = (
         q.numpy(),
         flat,
         kv.stride(0),
