@@ -9,7 +9,8 @@ small pool of threads, not by numba's own layers: one of those ends the process 
 once, the other is a second OpenMP runtime that spins against torch's.
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -46,9 +47,8 @@ def paged_decode_attention(q: Tensor, kv: Tensor, page_table: Tensor, lengths: T
         _decode_items(*arguments, 0, items)
         return out
     cuts = [items * part // threads for part in range(threads + 1)]
-    helpers: list[Future[Any]] = [
-        _pool(threads - 1).submit(_decode_items, *arguments, cuts[part], cuts[part + 1]) for part in range(1, threads)
-    ]
+    work: Callable[..., None] = _decode_items
+    helpers = [_pool(threads - 1).submit(work, *arguments, cuts[part], cuts[part + 1]) for part in range(1, threads)]
     _decode_items(*arguments, 0, cuts[1])
     for helper in helpers:
         helper.result()
