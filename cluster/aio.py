@@ -6,10 +6,14 @@ owner cancels and awaits all of them within a deadline.
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from typing import ParamSpec, TypeVar
 
 import structlog
 
 log = structlog.get_logger(__name__)
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 class TaskOwner:
@@ -54,3 +58,18 @@ class TaskOwner:
         _, stuck = await asyncio.wait(tasks, timeout=timeout_s)
         if stuck:
             raise TimeoutError(f"tasks ignore cancellation: {sorted(task.get_name() for task in stuck)}")
+
+
+async def in_thread(
+    function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+) -> Result:
+    """`asyncio.to_thread`, but the thread has ended when this returns or raises, also by cancellation.
+
+    For work on memory that somebody takes back afterwards.
+    """
+    work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise

@@ -102,6 +102,7 @@ class WorkerHost:
         """Start the engine and the load reports. Called once, on the event loop that serves the routers."""
         self._loop = asyncio.get_running_loop()
         self.engine.start()
+        self._changed.set()
         self._tasks.spawn(self._report(), "report")
 
     async def drain(self, timeout_s: float) -> bool:

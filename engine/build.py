@@ -1,5 +1,7 @@
 """From configuration to an executor, and from an executor to what a worker tells about itself."""
 
+from typing import NamedTuple
+
 import structlog
 
 from twostroke.cluster.config import Config
@@ -14,21 +16,32 @@ FAKE_VOCABULARY = 32_000
 FAKE_CONTEXT = 8192
 
 
-def make_executor(config: Config, role: Role) -> Executor:
+class Built(NamedTuple):
+    executor: Executor
+    device: str
+    """Identity of the device: `cpu`, or one that no other GPU has."""
+
+
+def make_executor(config: Config, role: Role) -> Built:
     """Blocking, for seconds to minutes with a real model; torch is imported only then. Raises ConfigError."""
     if config.model.fake:
         context = config.model.max_context or FAKE_CONTEXT
-        return FakeExecutor(config.pages.num_pages, config.pages.page_size, FAKE_VOCABULARY, context)
+        return Built(FakeExecutor(config.pages.num_pages, config.pages.page_size, FAKE_VOCABULARY, context), "cpu")
+    import torch
+
     from twostroke.engine.model.load import build_executor
 
-    return build_executor(config, role, lambda message: log.info("loading", stage=message))
+    executor = build_executor(config, role, lambda message: log.info("loading", stage=message))
+    if not torch.cuda.is_available():
+        return Built(executor, "cpu")
+    return Built(executor, f"cuda:{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}")
 
 
 def describe_worker(
-    config: Config, role: Role, worker_id: WorkerId, incarnation: Incarnation, address: str, executor: Executor
+    config: Config, role: Role, worker_id: WorkerId, incarnation: Incarnation, address: str, built: Built
 ) -> WorkerInfo:
     """What the worker tells at registration and on attach."""
-    memory = executor.memory
+    executor, memory = built.executor, built.executor.memory
     pool_tokens = memory.num_pages * memory.layout.page_size
     return WorkerInfo(
         worker_id=worker_id,
@@ -41,4 +54,5 @@ def describe_worker(
         max_context=min(executor.max_positions, pool_tokens),
         chunk_tokens=config.prefill.chunk_tokens if role is Role.PREFILL else config.decode.chunk_tokens,
         transports=config.transfer.transports,
+        device=built.device,
     )

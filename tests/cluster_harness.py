@@ -29,6 +29,8 @@ from twostroke.cluster.core.messages import Lease, Role, WorkerInfo
 from twostroke.cluster.stream import Timing
 from twostroke.cluster.telemetry.metrics import WorkerMetrics
 from twostroke.cluster.transport.base import CommitRequest, PageWrite, Shipment, TransferStats, Transport
+from twostroke.cluster.transport.grpc import GrpcTransport
+from twostroke.cluster.transport.server import add_transfer_services
 from twostroke.cluster.wire.channel import bind, new_server
 from twostroke.cluster.worker_host import WorkerHost
 from twostroke.decode_worker.scheduler import DecodeLimits
@@ -48,6 +50,7 @@ class Shape:
     prefill: int = 1
     decode: int = 1
     links: Literal["direct", "grpc"] = "direct"
+    """`grpc` also ships pages over gRPC, else within the process."""
     page_size: int = 4
     num_pages: int = 128
     decode_pages: int = 0
@@ -129,18 +132,22 @@ class FakeCluster:
             num_pages=num_pages,
             max_context=min(shape.max_positions, num_pages * shape.page_size),
             chunk_tokens=shape.prefill_chunk if role is Role.PREFILL else shape.decode_chunk,
-            transports=("loopback",),
+            transports=("grpc",) if server else ("loopback",),
         )
         batches: list[PrefixBatch] = []
         metrics = WorkerMetrics(CollectorRegistry(), info.model, info.worker_id)
         worker: PrefillWorker | DecodeWorker
         if role is Role.PREFILL:
-            transport = self._wrap(_Loopback(self._books, self._memories, executor))
-            worker = PrefillWorker(info, executor, shape.prefill_limits, [transport], batches.append, metrics)
+            inner: Transport = _Loopback(self._books, self._memories, executor)
+            if server is not None:
+                inner = GrpcTransport(executor.memory, message_bytes=4096, operation_timeout_s=10.0)
+            worker = PrefillWorker(info, executor, shape.prefill_limits, [self._wrap(inner)], batches.append, metrics)
         else:
             worker = DecodeWorker(info, executor, shape.decode_limits, batches.append, metrics)
             self._books[info.incarnation] = worker
             self._memories[info.incarnation] = executor
+            if server is not None:
+                add_transfer_services(server, worker.book, executor.memory, info.incarnation)
         node = Node(info, executor, worker, batches, server=server)
         worker.start()
         if server is not None:

@@ -1,0 +1,41 @@
+"""A decode worker's process: see `cluster.worker_server` for its life."""
+
+import asyncio
+from collections.abc import Callable
+
+from twostroke.cluster.config import Config
+from twostroke.cluster.core.ids import WorkerId, new_incarnation
+from twostroke.cluster.core.messages import Role, WorkerInfo
+from twostroke.cluster.telemetry.metrics import WorkerMetrics, new_registry
+from twostroke.cluster.transport.server import SERVICE_NAME, add_transfer_services
+from twostroke.cluster.worker_server import Listener, Publisher, WorkerServer, open_state
+from twostroke.decode_worker.scheduler import DecodeLimits
+from twostroke.decode_worker.worker import DecodeWorker
+from twostroke.engine.build import describe_worker, make_executor
+
+
+async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready: Callable[[WorkerInfo], None]) -> None:
+    """Serve until `stop` is set, then drain. `on_ready` hears once when routers may attach.
+
+    Raises ConfigError for a model that cannot be served, OSError for a taken port, InternalError when the engine
+    ended on its own.
+    """
+    listener = Listener(config.worker.host, config.worker.port)
+    built = await asyncio.to_thread(make_executor, config, Role.DECODE)
+    info = describe_worker(config, Role.DECODE, worker_id, new_incarnation(), listener.address, built)
+    registry = new_registry()
+    metrics = WorkerMetrics(registry, info.model, worker_id)
+    section = config.decode
+    limits = DecodeLimits(
+        max_running=section.max_running,
+        max_waiting=section.max_waiting,
+        lease_ttl_s=section.lease_ttl_s,
+        max_preemptions=section.max_preemptions,
+        local_resume_tokens=section.local_resume_tokens,
+    )
+    async with open_state(config) as state:
+        publisher = Publisher(state.events)
+        worker = DecodeWorker(info, built.executor, limits, publisher.publish, metrics)
+        add_transfer_services(listener.server, worker.book, built.executor.memory, info.incarnation)
+        server = WorkerServer(config, listener, worker, state, publisher, registry, [SERVICE_NAME])
+        await server.run(stop, on_ready)

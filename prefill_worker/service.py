@@ -1,0 +1,46 @@
+"""A prefill worker's process: see `cluster.worker_server` for its life."""
+
+import asyncio
+from collections.abc import Callable
+
+from twostroke.cluster.config import Config
+from twostroke.cluster.core.ids import WorkerId, new_incarnation
+from twostroke.cluster.core.messages import Role, WorkerInfo
+from twostroke.cluster.telemetry.metrics import WorkerMetrics, new_registry
+from twostroke.cluster.transport.base import Transport
+from twostroke.cluster.transport.grpc import GrpcTransport
+from twostroke.cluster.worker_server import Listener, Publisher, WorkerServer, open_state
+from twostroke.engine.build import describe_worker, make_executor
+from twostroke.engine.executor import Executor
+from twostroke.prefill_worker.scheduler import PrefillLimits
+from twostroke.prefill_worker.worker import PrefillWorker
+
+
+async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready: Callable[[WorkerInfo], None]) -> None:
+    """Serve until `stop` is set, then drain. `on_ready` hears once when routers may attach.
+
+    Raises ConfigError for a model that cannot be served, OSError for a taken port, InternalError when the engine
+    ended on its own.
+    """
+    listener = Listener(config.worker.host, config.worker.port)
+    built = await asyncio.to_thread(make_executor, config, Role.PREFILL)
+    info = describe_worker(config, Role.PREFILL, worker_id, new_incarnation(), listener.address, built)
+    registry = new_registry()
+    metrics = WorkerMetrics(registry, info.model, worker_id)
+    transports = _make_transports(config, built.executor)
+    limits = PrefillLimits(max_waiting=config.prefill.max_waiting, hold_s=config.prefill.hold_s)
+    async with open_state(config) as state:
+        publisher = Publisher(state.events)
+        worker = PrefillWorker(info, built.executor, limits, transports, publisher.publish, metrics)
+        server = WorkerServer(config, listener, worker, state, publisher, registry)
+        await server.run(stop, on_ready)
+
+
+def _make_transports(config: Config, executor: Executor) -> list[Transport]:
+    """In the order of the configuration."""
+    transfer = config.transfer
+    return [
+        GrpcTransport(executor.memory, transfer.message_bytes, transfer.operation_timeout_s)
+        for name in transfer.transports
+        if name == "grpc"
+    ]

@@ -1,0 +1,80 @@
+from twostroke.proto.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class AgreeRequest(_message.Message):
+    __slots__ = ("incarnation", "layout")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    layout: _common_pb2.PageLayout
+    def __init__(self, incarnation: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.PageLayout, _Mapping]] = ...) -> None: ...
+
+class AgreeReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Writer(_message.Message):
+    __slots__ = ("lease_id", "epoch", "nonce")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    lease_id: str
+    epoch: int
+    nonce: bytes
+    def __init__(self, lease_id: _Optional[str] = ..., epoch: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+
+class PushHeader(_message.Message):
+    __slots__ = ("writer", "first", "checksums")
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    writer: Writer
+    first: int
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, writer: _Optional[_Union[Writer, _Mapping]] = ..., first: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PushPart(_message.Message):
+    __slots__ = ("header", "data")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    header: PushHeader
+    data: bytes
+    def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class PushReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CommitPages(_message.Message):
+    __slots__ = ("writer", "num_pages", "first_token", "first_token_index")
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_INDEX_FIELD_NUMBER: _ClassVar[int]
+    writer: Writer
+    num_pages: int
+    first_token: int
+    first_token_index: int
+    def __init__(self, writer: _Optional[_Union[Writer, _Mapping]] = ..., num_pages: _Optional[int] = ..., first_token: _Optional[int] = ..., first_token_index: _Optional[int] = ...) -> None: ...
+
+class CommitReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AbortPages(_message.Message):
+    __slots__ = ("writer", "reason")
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    writer: Writer
+    reason: str
+    def __init__(self, writer: _Optional[_Union[Writer, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class AbortReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
