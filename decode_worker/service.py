@@ -7,11 +7,14 @@ from twostroke.cluster.config import Config
 from twostroke.cluster.core.ids import WorkerId, new_incarnation
 from twostroke.cluster.core.messages import Role, WorkerInfo
 from twostroke.cluster.telemetry.metrics import WorkerMetrics, new_registry
-from twostroke.cluster.transport.server import SERVICE_NAME, add_transfer_services
+from twostroke.cluster.transport.server import add_transfer_services
 from twostroke.cluster.worker_server import Listener, Publisher, WorkerServer, open_state
 from twostroke.decode_worker.scheduler import DecodeLimits
 from twostroke.decode_worker.worker import DecodeWorker
 from twostroke.engine.build import describe_worker, make_executor
+from twostroke.proto.v1 import kv_transfer_pb2
+
+TRANSFER_SERVICE = kv_transfer_pb2.DESCRIPTOR.services_by_name["KvTransfer"].full_name
 
 
 async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready: Callable[[WorkerInfo], None]) -> None:
@@ -37,5 +40,5 @@ async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready
         publisher = Publisher(state.events)
         worker = DecodeWorker(info, built.executor, limits, publisher.publish, metrics)
         add_transfer_services(listener.server, worker.book, built.executor.memory, info.incarnation)
-        server = WorkerServer(config, listener, worker, state, publisher, registry, [SERVICE_NAME])
+        server = WorkerServer(config, listener, worker, state, publisher, registry, [TRANSFER_SERVICE])
         await server.run(stop, on_ready)

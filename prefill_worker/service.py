@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from twostroke.cluster.config import Config
-from twostroke.cluster.core.ids import WorkerId, new_incarnation
+from twostroke.cluster.core.ids import Incarnation, WorkerId, new_incarnation
 from twostroke.cluster.core.messages import Role, WorkerInfo
 from twostroke.cluster.telemetry.metrics import WorkerMetrics, new_registry
 from twostroke.cluster.transport.base import Transport
@@ -27,7 +27,7 @@ async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready
     info = describe_worker(config, Role.PREFILL, worker_id, new_incarnation(), listener.address, built)
     registry = new_registry()
     metrics = WorkerMetrics(registry, info.model, worker_id)
-    transports = _make_transports(config, built.executor)
+    transports = _make_transports(config, built.executor, info.incarnation)
     limits = PrefillLimits(max_waiting=config.prefill.max_waiting, hold_s=config.prefill.hold_s)
     async with open_state(config) as state:
         publisher = Publisher(state.events)
@@ -36,11 +36,16 @@ async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready
         await server.run(stop, on_ready)
 
 
-def _make_transports(config: Config, executor: Executor) -> list[Transport]:
+def _make_transports(config: Config, executor: Executor, incarnation: Incarnation) -> list[Transport]:
     """In the order of the configuration."""
     transfer = config.transfer
     return [
-        GrpcTransport(executor.memory, transfer.message_bytes, transfer.operation_timeout_s)
+        GrpcTransport(
+            executor.memory,
+            incarnation,
+            message_bytes=transfer.message_bytes,
+            operation_timeout_s=transfer.operation_timeout_s,
+        )
         for name in transfer.transports
         if name == "grpc"
     ]

@@ -140,7 +140,7 @@ class FakeCluster:
         if role is Role.PREFILL:
             inner: Transport = _Loopback(self._books, self._memories, executor)
             if server is not None:
-                inner = GrpcTransport(executor.memory, message_bytes=4096, operation_timeout_s=10.0)
+                inner = GrpcTransport(executor.memory, info.incarnation, message_bytes=4096)
             worker = PrefillWorker(info, executor, shape.prefill_limits, [self._wrap(inner)], batches.append, metrics)
         else:
             worker = DecodeWorker(info, executor, shape.decode_limits, batches.append, metrics)

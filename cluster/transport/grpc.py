@@ -55,8 +55,17 @@ class GrpcTransport:
 
     name = "grpc"
 
-    def __init__(self, memory: PageMemory, message_bytes: int, operation_timeout_s: float) -> None:
+    def __init__(
+        self,
+        memory: PageMemory,
+        incarnation: Incarnation,
+        *,
+        message_bytes: int = 1 << 20,
+        operation_timeout_s: float = 10.0,
+    ) -> None:
+        """`incarnation` is the sender's own, for the logs."""
         self._memory = memory
+        self._incarnation = incarnation
         self._message_bytes = message_bytes
         self._timeout_s = operation_timeout_s
         self._pairs: OrderedDict[tuple[str, Incarnation], _Pair] = OrderedDict()
@@ -71,6 +80,7 @@ class GrpcTransport:
             except grpc.aio.AioRpcError as error:
                 raise _failed("agree", lease, error) from error
             pair.agreed = True
+            log.info("pair_agreed", ours=self._incarnation, theirs=lease.incarnation, address=lease.shards[0].address)
         return GrpcShipment(lease, pair, self._memory, self._message_bytes, self._timeout_s)
 
     async def _pair(self, lease: Lease) -> _Pair:

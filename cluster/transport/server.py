@@ -24,7 +24,6 @@ from twostroke.proto.v1 import kv_transfer_pb2_grpc
 
 MAX_PUSH_BYTES = 64 << 20
 MAX_PUSHES = 8
-SERVICE_NAME = pb.DESCRIPTOR.services_by_name["KvTransfer"].full_name
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
