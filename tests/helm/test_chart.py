@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,29 @@ def test_container_scripts_are_valid_shell(profile: str) -> None:
                 check = ["bash", "-n", "-c", container["args"][0]]
                 result = subprocess.run(check, capture_output=True, text=True, timeout=10)
                 assert result.returncode == 0, f"{component}: {result.stderr}"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None or shutil.which("pgrep") is None, reason="needs bash and pgrep")
+def test_a_worker_pod_ends_when_its_role_process_has_drained() -> None:
+    """The start script with a stand-in for Ray, and for the role process one that lives until its input closes."""
+    marker = f"role-{os.getpid()}.main run"
+    (container,) = pod_templates(manifests("default"))["decode"]["spec"]["containers"]
+    script = container["args"][0].replace("[t]wostroke.cluster.main run", f"[{marker[0]}]{marker[1:]}")
+    environment = {**os.environ, "KUBERAY_GEN_RAY_START_CMD": "echo started; sleep 300"}
+    role = subprocess.Popen([sys.executable, "-c", "input()", *marker.split()], stdin=subprocess.PIPE)
+    pod = subprocess.Popen(
+        ["bash", "-c", "--", script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert pod.stdout is not None
+        assert pod.stdout.readline() == "started\n"
+        pod.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            pod.wait(1.5)
+    finally:
+        role.communicate(b"\n", timeout=10)
+    pod.communicate(timeout=10)  # until the last holder of its output has gone: nothing is left over
+    assert pod.returncode == 0
 
 
 BAD_VALUES: list[tuple[str, dict[str, Any]]] = [

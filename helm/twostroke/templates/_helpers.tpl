@@ -188,10 +188,11 @@ The first process of a Ray pod. On SIGTERM Ray ends first; its role process lose
 */}}
 {{- define "twostroke.rayScript" -}}
 ulimit -n 65536 || true
+set -m  # Ray gets a process group of its own, so that the signal reaches more than a shell in between
 eval "$KUBERAY_GEN_RAY_START_CMD" &
 ray=$!
 drain() {
-  kill -TERM "$ray" 2>/dev/null
+  kill -TERM -- "-$ray" 2>/dev/null
   while pgrep -f "[t]wostroke.cluster.main run" >/dev/null; do sleep 1; done
 }
 trap drain TERM
