@@ -139,6 +139,12 @@ class RedisSection(Section):
 class RaySection(Section):
     address: str = ""
     """Empty: start a local Ray."""
+    pool_resources: bool = False
+    """A prefill worker takes one `twostroke-prefill` resource of Ray, a decode worker one `twostroke-decode`: on
+    Kubernetes each pod of a pool offers one. False: anywhere."""
+    prefill_gpus: Annotated[float, Field(ge=0)] | None = None
+    """GPUs that a prefill worker asks Ray for. None: the GPUs that Ray has at `up`, shared out."""
+    decode_gpus: Annotated[float, Field(ge=0)] | None = None
     restart_backoff_s: Seconds = 1.0
     max_backoff_s: Seconds = 30.0
     drain_s: Seconds = 60.0

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import twostroke
 from twostroke.cluster.config import Config, dump_config
@@ -154,3 +155,14 @@ def gpu_share(num_gpus: float, num_workers: int) -> float:
     if num_gpus <= 0 or num_workers <= 0:
         return 0.0
     return 1.0 if num_gpus >= num_workers else int(100 * num_gpus / num_workers) / 100
+
+
+def worker_placement(config: Config, role: MemberRole, shared_gpus: float) -> dict[str, Any]:
+    """Ray's options for where the host of a member runs; `shared_gpus` for a worker whose GPUs are not configured."""
+    if role not in (MemberRole.PREFILL, MemberRole.DECODE):
+        return {"num_gpus": 0}
+    configured = config.ray.prefill_gpus if role is MemberRole.PREFILL else config.ray.decode_gpus
+    placement: dict[str, Any] = {"num_gpus": shared_gpus if configured is None else configured}
+    if config.ray.pool_resources:
+        placement["resources"] = {f"twostroke-{role.value}": 1}
+    return placement

@@ -29,7 +29,14 @@ from twostroke.cluster.aio import TaskOwner
 from twostroke.cluster.config import Config, parse_config
 from twostroke.cluster.control.child import ChildKeeper, ChildView
 from twostroke.cluster.control.fleet import Fleet, FleetStatus, HostLost, pending_view
-from twostroke.cluster.control.launch import ClusterFiles, ClusterRecord, child_spec, gpu_share, package_root
+from twostroke.cluster.control.launch import (
+    ClusterFiles,
+    ClusterRecord,
+    child_spec,
+    gpu_share,
+    package_root,
+    worker_placement,
+)
 from twostroke.cluster.control.supervisor import MemberRole
 from twostroke.cluster.core.errors import TwostrokeError, Unavailable
 from twostroke.cluster.core.ids import WorkerId
@@ -109,13 +116,9 @@ class RayHosts:
         return found
 
     async def start(self, worker_id: WorkerId, role: MemberRole, order: int) -> None:
-        gpus = self._plan.gpus_per_worker if role in (MemberRole.PREFILL, MemberRole.DECODE) else 0
-        options = _actor_options(self._plan.python_path) | {
-            "name": HOST_PREFIX + worker_id,
-            "namespace": self._namespace,
-            "num_gpus": gpus,
-            "max_restarts": 0,
-        }
+        placement = worker_placement(parse_config(self._plan.config), role, self._plan.gpus_per_worker)
+        named = {"name": HOST_PREFIX + worker_id, "namespace": self._namespace, "max_restarts": 0}
+        options = _actor_options(self._plan.python_path) | placement | named
         try:
             self._actors[worker_id] = ray.remote(Host).options(**options).remote(self._plan, worker_id, role, order)
         except (ValueError, RayError) as error:  # the name of a host that has just died is not free at once

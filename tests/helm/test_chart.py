@@ -156,6 +156,9 @@ def test_the_rendered_configuration_is_valid_and_leaves_routers_to_kubernetes(pr
     assert config.router.replicas == 0
     assert config.router.host == "0.0.0.0"
     assert config.ray.address == "127.0.0.1:6379"
+    assert config.ray.pool_resources
+    assert config.ray.prefill_gpus == float(groups["prefill"]["rayStartParams"]["num-gpus"])
+    assert config.ray.decode_gpus == float(groups["decode"]["rayStartParams"]["num-gpus"])
 
 
 def test_free_configuration_wins_over_what_the_chart_sets() -> None:

@@ -58,6 +58,8 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 {{- $model := dict "source" .Values.model.source "name" .Values.model.name -}}
 {{- $router := dict "replicas" 0 "host" "0.0.0.0" "http_port" .Values.router.httpPort "grpc_port" .Values.router.grpcPort -}}
+{{- $ray := dict "address" "127.0.0.1:6379" "drain_s" .Values.shutdown.drainSeconds "pool_resources" true
+    "prefill_gpus" .Values.prefill.gpus "decode_gpus" .Values.decode.gpus -}}
 {{- $config := dict
     "cluster" (include "twostroke.fullname" .)
     "model" $model
@@ -65,7 +67,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
     "prefill" $pools.prefill
     "decode" $pools.decode
     "router" $router
-    "ray" (dict "address" "127.0.0.1:6379" "drain_s" .Values.shutdown.drainSeconds)
+    "ray" $ray
     "telemetry" (dict "log_level" .Values.telemetry.logLevel "log_format" "json") -}}
 {{- toYaml (mergeOverwrite $config (deepCopy .Values.config)) -}}
 {{- end -}}

@@ -3,7 +3,7 @@
 import stat
 from pathlib import Path
 
-from twostroke.cluster.config import Config, load_config
+from twostroke.cluster.config import Config, load_config, parse_config
 from twostroke.cluster.control.launch import (
     ClusterFiles,
     ClusterRecord,
@@ -11,6 +11,7 @@ from twostroke.cluster.control.launch import (
     child_spec,
     gpu_share,
     package_root,
+    worker_placement,
 )
 from twostroke.cluster.control.supervisor import MemberRole
 from twostroke.cluster.core.ids import WorkerId
@@ -57,3 +58,12 @@ def test_gpus_are_whole_where_they_suffice_and_shared_where_not() -> None:
     assert gpu_share(4, 4) == 1.0
     assert gpu_share(1, 2) == 0.5
     assert gpu_share(1, 3) == 0.33
+
+
+def test_a_worker_goes_where_its_pools_resource_is_with_the_gpus_configured() -> None:
+    config = parse_config({"ray": {"pool_resources": True, "decode_gpus": 1}})
+    prefill, decode = (worker_placement(config, role, 0.5) for role in (MemberRole.PREFILL, MemberRole.DECODE))
+    assert prefill == {"num_gpus": 0.5, "resources": {"twostroke-prefill": 1}}
+    assert decode == {"num_gpus": 1, "resources": {"twostroke-decode": 1}}
+    assert worker_placement(config, MemberRole.ROUTER, 0.5) == {"num_gpus": 0}
+    assert worker_placement(Config(), MemberRole.DECODE, 0.5) == {"num_gpus": 0.5}
