@@ -24,7 +24,7 @@ from twostroke.cluster.core.errors import Overloaded
 RATE_WINDOW_S = 30.0
 MAX_RATE_SAMPLES = 1024
 MAX_RETRY_AFTER_S = 60.0
-MAX_SCAN = 64
+MAX_SCAN = 16
 """Entries that one `take` looks at behind the first blocked one."""
 
 Item = TypeVar("Item")

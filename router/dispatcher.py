@@ -35,7 +35,7 @@ from twostroke.cluster.core.errors import (
 )
 from twostroke.cluster.core.ids import Incarnation, RequestId
 from twostroke.cluster.core.link import WorkerLink
-from twostroke.cluster.core.messages import RenewLease, Role, WorkerMessage
+from twostroke.cluster.core.messages import LoadReport, RenewLease, Role, WorkerMessage
 from twostroke.cluster.core.random import choice_seed
 from twostroke.cluster.core.request import Phase
 from twostroke.cluster.telemetry.metrics import RouterMetrics
@@ -213,7 +213,9 @@ class Dispatcher:
             return
         for message in messages:
             self._reactions.on_message(worker, message)
-        self._wake()
+            if isinstance(message, LoadReport):
+                # Tokens place nobody; what else may, wakes the pump itself.
+                self._wake()
 
     def on_lost(self, link: WorkerLink, reason: str) -> None:
         self._broken.add(link)
@@ -340,5 +342,7 @@ class Dispatcher:
         assert sum(choice.queued for choice in live) == len(self._queue), "queue and queued choices differ"
         charged = {job for worker in self.fleet.workers() for job in worker.charges}
         assert charged <= attempts, f"charges without an attempt: {charged - attempts}"
+        for worker in self.fleet.workers():
+            assert worker.charged_tokens == sum(worker.charges.values()), "charges do not add up"
         continuing = sum(choice.attempt.after_loss for choice in live if choice.attempt is not None)
         assert continuing == self._lifecycle.num_continuing, "continuations are miscounted"

@@ -27,6 +27,8 @@ class Worker:
     full_from_tokens: int | None = None
     charges: dict[JobId, int] = field(default_factory=dict)
     """Tokens of work (prefill) or of KV (decode) of each job that this router has there."""
+    charged_tokens: int = 0
+    """Sum of `charges`, kept because every placement asks for it."""
 
     @property
     def info(self) -> WorkerInfo:
@@ -97,7 +99,7 @@ class Fleet:
 
     def _view(self, worker: Worker, keys: PromptKeys, now: float) -> WorkerView:
         info, load = worker.info, worker.load
-        charged = sum(worker.charges.values())
+        charged = worker.charged_tokens
         queued = kv = 0
         if info.role is Role.PREFILL:
             queued = charged if load is None else max(load.queued_tokens, charged)
@@ -117,10 +119,11 @@ class Fleet:
     def charge(self, link: WorkerLink, job: JobId, tokens: int) -> None:
         worker = self.of_link(link)
         if worker is not None:
+            worker.charged_tokens += tokens - worker.charges.get(job, 0)
             worker.charges[job] = tokens
 
     def uncharge(self, link: WorkerLink, job: JobId) -> None:
         """Idempotent."""
         worker = self.of_link(link)
         if worker is not None:
-            worker.charges.pop(job, None)
+            worker.charged_tokens -= worker.charges.pop(job, 0)

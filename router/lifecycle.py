@@ -178,8 +178,9 @@ class Lifecycle:
         assert attempt is not None
         if attempt.prefill is not None:
             self._fleet.uncharge(attempt.prefill, attempt.job)
-        self._end_continuing(choice, attempt)
+        self._end_continuing(attempt)
         choice.after_loss = False
+        self._wake()
 
     def _link(self, info: WorkerInfo | None) -> WorkerLink | None:
         worker = None if info is None else self._fleet.find(info.incarnation)
@@ -227,16 +228,15 @@ class Lifecycle:
         for link in (attempt.prefill, attempt.decode):
             if link is not None:
                 self._fleet.uncharge(link, attempt.job)
-        self._end_continuing(choice, attempt)
+        self._end_continuing(attempt)
         del self.jobs[attempt.job]
         choice.attempt = None
         self._wake()
 
-    def _end_continuing(self, choice: ChoiceRecord, attempt: Attempt) -> None:
+    def _end_continuing(self, attempt: Attempt) -> None:
         if attempt.after_loss:
             attempt.after_loss = False
             self.num_continuing -= 1
-            self._wake()
 
     # --------------------------------------------------------------------------------------- losses and ends
 
