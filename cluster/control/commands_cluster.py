@@ -12,6 +12,7 @@ from twostroke.cluster.config import Config
 from twostroke.cluster.control import lifecycle
 from twostroke.cluster.control.context import Context, console
 from twostroke.cluster.control.loads import read_loads
+from twostroke.cluster.control.local_ray import Say
 from twostroke.cluster.control.models import resolve_model
 from twostroke.cluster.control.supervisor import MemberRole, MemberState
 from twostroke.cluster.core.errors import InvalidRequest
@@ -132,7 +133,7 @@ def down(context: typer.Context, cluster: ClusterName = "local") -> None:
     out.print(f"cluster {cluster!r} is down" if was_up else f"cluster {cluster!r} was not up")
 
 
-def announcer(out: Console, show: lifecycle.Say) -> lifecycle.Say:
+def announcer(out: Console, show: Say) -> Say:
     """A spinner on a terminal; else one line for each new step."""
     last = ""
 

@@ -22,6 +22,8 @@ from twostroke.cluster.control.supervisor import MemberRole
 from twostroke.cluster.core.errors import ConfigError
 from twostroke.cluster.core.ids import WorkerId
 
+OWNER_MARK = "TWOSTROKE_CLUSTER_DIRECTORY"
+"""Environment variable that marks a cluster's processes; nothing reads it but `local_ray.processes_of`."""
 _NOT_INHERITED = ("RAY_", "PYTHONPATH", "OMP_", "CLUSTER_")
 
 
@@ -90,13 +92,14 @@ def package_root() -> str:
     return str(Path(twostroke.__file__).parent.parent)
 
 
-def child_environment(inherited: Mapping[str, str], root: str, threads: int) -> dict[str, str]:
-    """Ray sets OMP_NUM_THREADS for its workers, so the child's is set here. Two thread pools that spin starve each
-    other on few cores, hence PASSIVE.
+def child_environment(inherited: Mapping[str, str], directory: Path, threads: int) -> dict[str, str]:
+    """`directory` marks the process and all below it as this cluster's. Ray sets OMP_NUM_THREADS for its workers,
+    so the child's is set here. Two thread pools that spin starve each other on few cores, hence PASSIVE.
     """
     kept = {name: value for name, value in inherited.items() if not name.startswith(_NOT_INHERITED)}
     return kept | {
-        "PYTHONPATH": root,
+        OWNER_MARK: str(directory),
+        "PYTHONPATH": package_root(),
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(threads),
@@ -133,7 +136,7 @@ def child_spec(
         worker_id=worker_id,
         role=role.value,
         command=run_command(role.value, config_path, worker_id),
-        environment=child_environment(inherited, package_root(), threads_of(config, role)),
+        environment=child_environment(inherited, directory, threads_of(config, role)),
         directory=directory,
         log_path=files.logs / f"{worker_id}.log",
         drain_s=config.ray.drain_s,

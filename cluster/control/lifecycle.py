@@ -7,29 +7,15 @@ Each step that takes long is announced by `say`. Blocking; call it outside an ev
 """
 
 import os
-import secrets
-import shutil
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-import psutil
 
 from twostroke.cluster.config import Config, dump_config, load_config
 from twostroke.cluster.control import valkey
-from twostroke.cluster.control.launch import (
-    ClusterFiles,
-    ClusterRecord,
-    child_environment,
-    package_root,
-    ray_environment,
-    write_private,
-)
+from twostroke.cluster.control.launch import ClusterFiles, ClusterRecord, ray_environment
+from twostroke.cluster.control.local_ray import Say, is_alive, start_ray, stop_ray
 from twostroke.cluster.control.supervisor import MemberState
 from twostroke.cluster.core.errors import Unavailable
 from twostroke.cluster.state.base import PoolSizes
@@ -38,11 +24,8 @@ if TYPE_CHECKING:
     from twostroke.cluster.control.fleet import FleetStatus
     from twostroke.cluster.control.ray_app import RayClient
 
-RAY_START_TIMEOUT_S = 90.0
-RAY_STOP_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 20.0
 POLL_S = 0.25
-
-Say = Callable[[str], None]
 
 
 def up(config: Config, files: ClusterFiles, inherited: Mapping[str, str], say: Say, timeout_s: float) -> "FleetStatus":
@@ -52,7 +35,7 @@ def up(config: Config, files: ClusterFiles, inherited: Mapping[str, str], say: S
     """
     files.create()
     record = files.read_record()
-    if record is not None and not _alive(record):
+    if record is not None and not is_alive(record):
         files.record.unlink()
         record = None
     embedded = not config.redis.url
@@ -103,31 +86,24 @@ def down(files: ClusterFiles, say: Say) -> bool:
     record = files.read_record()
     if record is None:
         return False
-    left: list[int] = []
-    if _alive(record):
-        config = load_config(files.config)
-        try:
-            left = _drain(record, files, config, say)
-        finally:
-            stop_ray(record, say)
-    else:
-        say("Ray has gone: its processes drain by themselves")
-        stop_ray(record, say)
+    config = load_config(files.config)
+    patience_s = config.ray.drain_s + STOP_TIMEOUT_S
+    try:
+        if is_alive(record):
+            _drain(record, files, config, say)
+            patience_s = 0.0
+        else:
+            say(f"Ray has gone: what it kept drains by itself (up to {config.ray.drain_s:g} s)")
+    finally:
+        stop_ray(record, files, patience_s, say)
     files.record.unlink(missing_ok=True)
-    if left:
-        raise Unavailable(f"processes are left over: {left}")
     return True
 
 
-def _drain(record: ClusterRecord, files: ClusterFiles, config: Config, say: Say) -> list[int]:
+def _drain(record: ClusterRecord, files: ClusterFiles, config: Config, say: Say) -> None:
     with connected(record, files, config.cluster) as client:
-        pids = [view.pid for view in client.status().views if view.pid]
-        say(f"draining {len(pids)} processes (up to {config.ray.drain_s:g} s)")
-        client.shutdown(3 * (config.ray.drain_s + RAY_STOP_TIMEOUT_S))
-    deadline = time.monotonic() + RAY_STOP_TIMEOUT_S
-    while (left := [pid for pid in pids if psutil.pid_exists(pid)]) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    return left
+        say(f"draining (up to {config.ray.drain_s:g} s)")
+        client.shutdown(3 * (config.ray.drain_s + STOP_TIMEOUT_S))
 
 
 @contextmanager
@@ -140,80 +116,3 @@ def connected(record: ClusterRecord, files: ClusterFiles, cluster: str) -> "Iter
         yield client
     finally:
         client.close()
-
-
-# ---------------------------------------------------------------------------------------------------- Ray
-
-
-def start_ray(config: Config, files: ClusterFiles, inherited: Mapping[str, str], say: Say) -> ClusterRecord:
-    """Join the Ray at `ray.address`, or start one that stays when this process ends."""
-    if config.ray.address:
-        record = ClusterRecord(config.ray.address)
-        files.write_record(record)
-        return record
-    say("starting Ray (about 10 s)")
-    write_private(files.ray_token, secrets.token_hex(32))
-    # Ray's socket paths must stay under 108 bytes, so they cannot live in the state directory.
-    temporary = Path(tempfile.mkdtemp(prefix="twostroke-ray-"))
-    command = [sys.executable, "-m", "twostroke.cluster.main", "ray-keeper", str(files.directory), str(temporary)]
-    with (files.logs / "ray.log").open("ab") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=files.directory,
-            env=child_environment(inherited, package_root(), threads=1) | ray_environment(files, ours=True),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    deadline = time.monotonic() + RAY_START_TIMEOUT_S
-    try:
-        while (started := files.read_record()) is None:
-            if process.poll() is not None:
-                raise Unavailable(f"Ray ended with exit code {process.returncode}; log: {files.logs / 'ray.log'}")
-            if time.monotonic() > deadline:
-                raise Unavailable(f"Ray did not start within {RAY_START_TIMEOUT_S:g} s; log: {files.logs / 'ray.log'}")
-            time.sleep(POLL_S)
-    except BaseException:
-        _end_tree(process.pid)
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    return started
-
-
-def stop_ray(record: ClusterRecord, say: Say) -> None:
-    """End our Ray and its processes. One that we joined is left alone."""
-    if not record.ray_pid:
-        return
-    if _alive(record):
-        say("stopping Ray")
-        _end_tree(record.ray_pid)
-    shutil.rmtree(record.ray_directory, ignore_errors=True)
-
-
-def _alive(record: ClusterRecord) -> bool:
-    """A Ray that we joined is taken to be there: connecting tells."""
-    if not record.ray_pid:
-        return True
-    try:
-        process = psutil.Process(record.ray_pid)
-        return process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - record.ray_created_s) < 1.0
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _end_tree(pid: int) -> None:
-    """SIGTERM to the keeper, which ends its children; then kill what stays. Ray's agents notice late by themselves."""
-    try:
-        keeper = psutil.Process(pid)
-        tree = [keeper, *keeper.children(recursive=True)]
-        keeper.terminate()
-    except psutil.NoSuchProcess:
-        return
-    _, left = psutil.wait_procs(tree, timeout=RAY_STOP_TIMEOUT_S / 4)
-    for process in left:
-        process.terminate()
-    _, left = psutil.wait_procs(left, timeout=RAY_STOP_TIMEOUT_S / 4)
-    for process in left:
-        process.kill()
-    psutil.wait_procs(left, timeout=RAY_STOP_TIMEOUT_S)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from twostroke.cluster.config import Config
-from twostroke.cluster.control.lifecycle import Say
+from twostroke.cluster.control.local_ray import Say
 
 
 def resolve_model(config: Config, cache: Path, say: Say) -> Config:

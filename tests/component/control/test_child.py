@@ -13,7 +13,7 @@ import pytest
 from tests import waiting
 from twostroke.cluster.control.child import ChildKeeper, ChildSpec
 from twostroke.cluster.control.fleet import Fleet, LocalHosts
-from twostroke.cluster.control.launch import child_environment, package_root
+from twostroke.cluster.control.launch import child_environment
 from twostroke.cluster.control.supervisor import MemberRole, MemberState
 from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.cluster.core.ids import WorkerId
@@ -29,7 +29,7 @@ def spec(directory: Path, mode: str, worker_id: str = "decode-0", role: str = "d
         worker_id=WorkerId(worker_id),
         role=role,
         command=(sys.executable, str(SCRIPT), mode, "{pipe}"),
-        environment=child_environment(os.environ, package_root(), threads=1),
+        environment=child_environment(os.environ, directory, threads=1),
         directory=directory,
         log_path=directory / "logs" / f"{worker_id}.log",
         drain_s=0.5,
@@ -84,7 +84,7 @@ async def test_a_process_that_does_not_drain_ends_by_its_own_watchdog(tmp_path: 
 
 
 async def test_a_child_leaves_when_its_keeper_dies(tmp_path: Path) -> None:
-    environment = child_environment(os.environ, package_root(), threads=1)
+    environment = child_environment(os.environ, tmp_path, threads=1)
     command = [sys.executable, str(SCRIPT), "keep-and-die", str(tmp_path)]
     keeper = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
     async with asyncio.timeout(DEADLINE_S):

@@ -19,7 +19,7 @@ from twostroke.cluster.core.ids import WorkerId
 
 def test_a_child_gets_its_own_threads_and_path_and_nothing_of_ray() -> None:
     inherited = {"HOME": "/h", "OMP_NUM_THREADS": "1", "RAY_JOB_ID": "1", "PYTHONPATH": "/elsewhere"}
-    environment = child_environment(inherited, package_root(), threads=3)
+    environment = child_environment(inherited, Path("/state/local"), threads=3)
     assert environment["HOME"] == "/h"
     assert environment["OMP_NUM_THREADS"] == "3"
     assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
