@@ -18,6 +18,10 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 TransportName = Literal["collective", "grpc"]
 
+FAKE_VOCAB_SIZE = 258
+"""Vocabulary of a fake model (`model.fake`): the 256 bytes, a begin and an end token (router.tokenizer.ByteTokenizer)."""
+FAKE_END_TOKEN = 257
+
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
