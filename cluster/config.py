@@ -19,7 +19,7 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 TransportName = Literal["collective", "grpc"]
 
 FAKE_VOCAB_SIZE = 258
-"""Vocabulary of a fake model (`model.fake`): the 256 bytes, a begin and an end token (router.tokenizer.ByteTokenizer)."""
+"""Vocabulary of a fake model (`model.fake`): 256 bytes, a begin and an end token (`router.tokenizer.ByteTokenizer`)."""
 FAKE_END_TOKEN = 257
 
 

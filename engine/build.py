@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import structlog
 
-from twostroke.cluster.config import Config
+from twostroke.cluster.config import FAKE_VOCAB_SIZE, Config
 from twostroke.cluster.core.ids import Incarnation, WorkerId
 from twostroke.cluster.core.messages import Role, WorkerInfo
 from twostroke.engine.executor import Executor
@@ -12,7 +12,6 @@ from twostroke.engine.fake_executor import FakeExecutor
 
 log = structlog.get_logger(__name__)
 
-FAKE_VOCABULARY = 32_000
 FAKE_CONTEXT = 8192
 
 
@@ -26,7 +25,7 @@ def make_executor(config: Config, role: Role) -> Built:
     """Blocking, for seconds to minutes with a real model; torch is imported only then. Raises ConfigError."""
     if config.model.fake:
         context = config.model.max_context or FAKE_CONTEXT
-        return Built(FakeExecutor(config.pages.num_pages, config.pages.page_size, FAKE_VOCABULARY, context), "cpu")
+        return Built(FakeExecutor(config.pages.num_pages, config.pages.page_size, FAKE_VOCAB_SIZE, context), "cpu")
     import torch
 
     from twostroke.engine.model.load import build_executor
