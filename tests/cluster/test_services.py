@@ -20,7 +20,7 @@ from twostroke.cluster.core.messages import Ended, Leased, Outcome, Role, Stroke
 from twostroke.cluster.core.sampling import SamplingParams
 from twostroke.cluster.wire.channel import open_channel
 from twostroke.decode_worker import service as decode_service
-from twostroke.engine.build import FAKE_VOCABULARY
+from twostroke.cluster.config import FAKE_VOCAB_SIZE
 from twostroke.engine.fake_executor import golden
 from twostroke.prefill_worker import service as prefill_service
 
@@ -116,7 +116,7 @@ async def test_a_pair_of_services_serves_a_request_over_grpc() -> None:
         assert isinstance(end, Ended)
         assert (end.outcome, end.timings.transport, end.timings.pages_shipped) == (Outcome.HANDED_OVER, "grpc", 25)
         tokens = heard_prefill.tokens + heard_decode.tokens
-        assert tokens == golden(request.prompt, 20, FAKE_VOCABULARY)
+        assert tokens == golden(request.prompt, 20, FAKE_VOCAB_SIZE)
         snapshot = await fetch_snapshot(decode.address)
         assert snapshot.incarnation == decode.incarnation
         assert len(snapshot.keys) >= 25
@@ -153,7 +153,7 @@ async def test_stop_drains_what_runs_and_tells_the_end() -> None:
         end = heard.first(Ended)
         assert isinstance(end, Ended)
         assert end.outcome is Outcome.FINISHED
-        assert heard.tokens == golden(request.prompt, 400, FAKE_VOCABULARY)
+        assert heard.tokens == golden(request.prompt, 400, FAKE_VOCAB_SIZE)
 
 
 async def test_an_unreachable_redis_stops_nothing() -> None:
@@ -163,7 +163,7 @@ async def test_an_unreachable_redis_stops_nothing() -> None:
         request = submit(tuple(range(50)), 20, Stroke.LOCAL)
         link.send([request])
         await until(lambda: heard.first(Ended) is not None)
-        assert heard.tokens == golden(request.prompt, 20, FAKE_VOCABULARY)
+        assert heard.tokens == golden(request.prompt, 20, FAKE_VOCAB_SIZE)
 
 
 async def test_fake_services_need_no_torch() -> None:
