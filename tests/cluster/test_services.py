@@ -13,14 +13,13 @@ from structlog.testing import capture_logs
 
 from tests.waiting import until
 from twostroke.cluster.attach import AttachedLink, connect, describe, fetch_snapshot
-from twostroke.cluster.config import Config, parse_config
+from twostroke.cluster.config import FAKE_VOCAB_SIZE, Config, parse_config
 from twostroke.cluster.core.ids import JobId, RequestId, WorkerId, new_incarnation
 from twostroke.cluster.core.link import WorkerLink
 from twostroke.cluster.core.messages import Ended, Leased, Outcome, Role, Stroke, Submit, Tokens, WorkerInfo
 from twostroke.cluster.core.sampling import SamplingParams
 from twostroke.cluster.wire.channel import open_channel
 from twostroke.decode_worker import service as decode_service
-from twostroke.cluster.config import FAKE_VOCAB_SIZE
 from twostroke.engine.fake_executor import golden
 from twostroke.prefill_worker import service as prefill_service
 
