@@ -11,6 +11,7 @@ assistant messages, which an earlier answer may rightly hold.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -108,6 +109,8 @@ class ModelTokenizer:
             for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
             if token.content
         }
+        # Longest first: of two markers that begin alike the longer is meant. One pass, whatever the prompt.
+        self._markers = re.compile("|".join(map(re.escape, sorted(self._added, key=len, reverse=True))))
         special_tokens = _special_tokens(settings)
         self._template = _chat_template(directory, settings, special_tokens)
         self._end_token_ids = self._find_ends(directory, special_tokens.get("eos_token", ""))
@@ -184,14 +187,9 @@ class ModelTokenizer:
     def _cut(self, text: str) -> Iterable[tuple[str, int | None]]:
         """Text split at markers, as (text before, the marker's id); leftmost first, longest of those."""
         start = 0
-        while start < len(text):
-            found = [(text.find(marker, start), -len(marker), marker) for marker in self._added]
-            hits = [hit for hit in found if hit[0] >= 0]
-            if not hits:
-                break
-            at, _, marker = min(hits)
-            yield text[start:at], self._added[marker][0]
-            start = at + len(marker)
+        for match in self._markers.finditer(text):
+            yield text[start : match.start()], self._added[match.group()][0]
+            start = match.end()
         yield text[start:], None
 
     def _find_ends(self, directory: Path, eos_token: str) -> tuple[int, ...]:
@@ -283,8 +281,6 @@ def _token_bytes(tokenizer: HubTokenizer, source: str, directory: Path) -> list[
         token = tokenizer.id_to_token(token_id)
         if token is None or (token_id in added and added[token_id].special):
             table.append(b"")
-        elif token_id in added:
-            table.append(token.encode())
         elif byte_level:
             known = all(character in spelling for character in token)
             table.append(bytes(spelling[character] for character in token) if known else token.encode())
