@@ -1,0 +1,223 @@
+"""From a client's parameters and prompt to a `GenerateRequest`: what HTTP and gRPC share.
+
+    check_params    ranges of each parameter, without a model
+    serving         the model that is asked for is the one served
+    check_length    a text that cannot fit is refused before the work of tokenizing it
+    prepare         all of it for a tokenized prompt: context, defaults, seed, ends, deadline
+
+Nothing here waits, and nothing is changed. Every refusal is an `InvalidRequest` naming the parameter as it is called
+here; a face whose clients call it otherwise renames it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twostroke.cluster.config import RouterSection
+from twostroke.cluster.core.errors import ContextOverflow, InvalidRequest, Unavailable, UnknownModel
+from twostroke.cluster.core.ids import RequestId, new_request_id
+from twostroke.cluster.core.random import draw_seed
+from twostroke.cluster.core.sampling import SamplingParams
+from twostroke.cluster.telemetry.logs import MAX_CLIENT_ID
+from twostroke.router.request import GenerateRequest, Generator, ServedModel
+from twostroke.router.tokenizer import Tokenizer
+
+MAX_CHOICES = 128
+MAX_STOPS = 32
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKENS = 256
+MAX_SALT_CHARACTERS = 256
+_SEED_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateParams:
+    """What a client may ask for, with the defaults of the OpenAI API and, beyond it, of vLLM."""
+
+    max_tokens: int | None = None
+    """None: `default_max_tokens`, or what the context leaves if that is less."""
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 and -1 are off."""
+    min_p: float = 0.0
+    seed: int | None = None
+    """None: drawn. Any 64-bit integer, signed or not."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    timeout_s: float | None = None
+    """None: `default_timeout_s`. Capped at `max_timeout_s`."""
+
+
+def check_params(params: GenerateParams) -> None:
+    """Raises InvalidRequest naming the first parameter that is out of its range."""
+    if params.max_tokens is not None:
+        _check("max_tokens", params.max_tokens, 1)
+    _check("min_tokens", params.min_tokens, 0)
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise InvalidRequest(f"min_tokens {params.min_tokens} is over max_tokens {params.max_tokens}", "min_tokens")
+    _check("temperature", params.temperature, 0, 2)
+    _check("top_p", params.top_p, 0, 1, above=True)
+    _check("top_k", params.top_k, -1)
+    _check("min_p", params.min_p, 0, 1)
+    if params.seed is not None:
+        _check("seed", params.seed, -(1 << 63), _SEED_MASK)
+    _check("presence_penalty", params.presence_penalty, -2, 2)
+    _check("frequency_penalty", params.frequency_penalty, -2, 2)
+    _check("repetition_penalty", params.repetition_penalty, 0, 10, above=True)
+    _check("n", params.n, 1, MAX_CHOICES)
+    if params.timeout_s is not None:
+        _check("timeout_s", params.timeout_s, 0, above=True)
+    _check_stops(params)
+
+
+def _check(name: str, value: float, low: float, high: float = math.inf, *, above: bool = False) -> None:
+    """`low <= value <= high`, or `low < value` with `above`; NaN and infinities are in no range."""
+    if math.isfinite(value) and value <= high and (value > low if above else value >= low):
+        return
+    wanted = f"above {low}" if above else f"at least {low}"
+    if high != math.inf:
+        wanted += f" and at most {high}"
+    # A number of a million digits is not worth repeating.
+    shown = f", not {value:g}" if abs(value) < 1e18 else ""
+    raise InvalidRequest(f"{name} must be {wanted}{shown}", name)
+
+
+def _check_stops(params: GenerateParams) -> None:
+    if len(params.stop) > MAX_STOPS:
+        raise InvalidRequest(f"at most {MAX_STOPS} stop strings, not {len(params.stop)}", "stop")
+    for index, text in enumerate(params.stop):
+        if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+            raise InvalidRequest(f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters", f"stop[{index}]")
+    if len(params.stop_token_ids) > MAX_STOP_TOKENS:
+        raise InvalidRequest(
+            f"at most {MAX_STOP_TOKENS} stop_token_ids, not {len(params.stop_token_ids)}", "stop_token_ids"
+        )
+
+
+def serving(model_name: str, generator: Generator) -> ServedModel:
+    """The served model. Raises Unavailable while there is none, UnknownModel when another is asked for."""
+    model = generator.model
+    if model is None:
+        raise Unavailable("no worker is attached yet")
+    if model_name != model.name:
+        shown = model_name if len(model_name) <= 128 else model_name[:128] + "..."
+        raise UnknownModel(f"model {shown!r} is not served here, {model.name!r} is", "model")
+    return model
+
+
+def check_length(num_characters: int, model: ServedModel, tokenizer: Tokenizer, field: str) -> None:
+    """Raises ContextOverflow for a text so long that its tokens cannot fit, however it is tokenized."""
+    longest = tokenizer.max_token_bytes
+    if longest and num_characters > longest * model.max_context:
+        raise ContextOverflow(
+            f"the context of {model.name} is {model.max_context} tokens; the prompt has more than "
+            f"{num_characters // longest}",
+            field,
+        )
+
+
+def prepare(
+    prompt: Sequence[int],
+    params: GenerateParams,
+    *,
+    model_name: str,
+    generator: Generator,
+    tokenizer: Tokenizer,
+    config: RouterSection,
+    prompt_field: str = "prompt",
+    request_id: RequestId | None = None,
+    client_request_id: str = "",
+    salt: str = "",
+    tenant: str = "default",
+) -> GenerateRequest:
+    """A request ready for `generator.submit`, with an id of its own unless one is given.
+
+    Raises InvalidRequest (ContextOverflow, UnknownModel), naming `prompt_field` when it is the prompt that is
+    wrong; and Unavailable while no worker is attached.
+    """
+    check_params(params)
+    model = serving(model_name, generator)
+    if len(salt) > MAX_SALT_CHARACTERS:
+        raise InvalidRequest(f"cache_salt has at most {MAX_SALT_CHARACTERS} characters", "cache_salt")
+    check_client_request_id(client_request_id)
+    if not prompt:
+        raise InvalidRequest("the prompt has no token", prompt_field)
+    _check_ids(prompt, tokenizer.vocab_size, prompt_field)
+    _check_ids(params.stop_token_ids, tokenizer.vocab_size, "stop_token_ids")
+    max_tokens = _max_tokens(len(prompt), params, model, config, prompt_field)
+    timeout_s = config.default_timeout_s if params.timeout_s is None else params.timeout_s
+    return GenerateRequest(
+        request_id=new_request_id() if request_id is None else request_id,
+        model=model.name,
+        prompt=tuple(prompt),
+        sampling=SamplingParams(
+            max_tokens=max_tokens,
+            seed=draw_seed() if params.seed is None else params.seed & _SEED_MASK,
+            temperature=float(params.temperature),
+            top_k=min(max(params.top_k, 0), tokenizer.vocab_size),
+            top_p=float(params.top_p),
+            min_p=float(params.min_p),
+            repetition_penalty=float(params.repetition_penalty),
+            presence_penalty=float(params.presence_penalty),
+            frequency_penalty=float(params.frequency_penalty),
+            min_tokens=params.min_tokens,
+            end_token_ids=tokenizer.end_token_ids,
+            stop_token_ids=params.stop_token_ids,
+            ignore_eos=params.ignore_eos,
+        ),
+        time_left_s=min(float(timeout_s), config.max_timeout_s),
+        num_choices=params.n,
+        stop=params.stop,
+        tenant=tenant,
+        salt=salt,
+        client_request_id=client_request_id,
+    )
+
+
+def check_client_request_id(value: str) -> None:
+    """Raises InvalidRequest unless it is fit for a log line and a header: at most 128 printable ASCII characters."""
+    if len(value) > MAX_CLIENT_ID or not value.isascii() or not value.isprintable():
+        raise InvalidRequest(f"a request id has at most {MAX_CLIENT_ID} printable ASCII characters", "x-request-id")
+
+
+def _max_tokens(num_prompt: int, params: GenerateParams, model: ServedModel, config: RouterSection, field: str) -> int:
+    limit = model.max_context
+    room = limit - num_prompt
+    if room < 1:
+        raise ContextOverflow(
+            f"the context of {model.name} is {limit} tokens; the prompt has {num_prompt}, which leaves none to answer",
+            field,
+        )
+    if params.max_tokens is None:
+        max_tokens = min(config.default_max_tokens, config.max_output_tokens, room)
+        if params.min_tokens > max_tokens:
+            raise InvalidRequest(
+                f"min_tokens {params.min_tokens} is over the {max_tokens} output tokens there may be", "min_tokens"
+            )
+        return max_tokens
+    if params.max_tokens > room:
+        asked = f"{params.max_tokens}" if params.max_tokens < 10**18 else "more than 10^18"
+        raise ContextOverflow(
+            f"the context of {model.name} is {limit} tokens; the prompt has {num_prompt} and {asked} output tokens "
+            f"were requested, {room} are left",
+            "max_tokens",
+        )
+    if params.max_tokens > config.max_output_tokens:
+        raise InvalidRequest(
+            f"max_tokens must be at most {config.max_output_tokens}, not {params.max_tokens}", "max_tokens"
+        )
+    return params.max_tokens
+
+
+def _check_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
+    # Two passes in C; the loop to find the culprit runs only when there is one.
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        index = next(index for index, token in enumerate(ids) if not 0 <= token < vocab_size)
+        raise InvalidRequest(f"token ids are 0 to {vocab_size - 1}", f"{field}[{index}]")
