@@ -1,9 +1,11 @@
-"""Commands that use a cluster: chat, model pull."""
+"""Commands that use a cluster: chat, model pull, demo."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from twostroke.cluster.config import Config
 from twostroke.cluster.control import lifecycle
 from twostroke.cluster.control.client import stream_chat
 from twostroke.cluster.control.commands_cluster import ClusterName
@@ -17,6 +19,7 @@ model_app = typer.Typer(name="model", help="Models on this machine.", no_args_is
 
 def register(app: typer.Typer) -> None:
     app.command()(chat)
+    app.command()(demo)
     model_app.command()(pull)
     app.add_typer(model_app)
 
@@ -81,3 +84,15 @@ def pull(
     with out.status(f"fetching {source}") as spinner:
         directory = pull_model(source, ours.models, spinner.update)
     out.print(str(directory), soft_wrap=True)
+
+
+def demo(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option(help="Configuration; default: the demo model, free ports.")] = None,
+) -> None:
+    """Start a whole cluster, ask it a question over HTTP and gRPC, show where the time went, and stop it."""
+    from twostroke.cluster.control.demo import demo_config, run_demo
+
+    ours: Context = context.obj
+    settings = demo_config(Config() if config is None else ours.config(config))
+    raise typer.Exit(run_demo(settings, ours))

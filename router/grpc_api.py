@@ -1,0 +1,170 @@
+"""The public gRPC API: `proto/v1/inference.proto` over the same `Generator` that serves HTTP.
+
+    Generate   validate and tokenize -> `Accepted` -> deltas -> choice ends -> `Finished`; or a status with details
+    a client that cancels or goes away closes the stream, which cancels the request in every phase
+
+A call's deadline and `timeout_s` both bound the request; the nearer one counts.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+import grpc
+import structlog
+
+from twostroke.cluster.config import RouterSection
+from twostroke.cluster.core.errors import InternalError, InvalidRequest, TwostrokeError, Unavailable
+from twostroke.cluster.core.ids import RequestId
+from twostroke.cluster.core.sampling import FinishReason
+from twostroke.cluster.wire.status import abort_with
+from twostroke.proto.v1 import common_pb2, inference_pb2_grpc
+from twostroke.proto.v1 import inference_pb2 as pb
+from twostroke.router.chat_template import Message
+from twostroke.router.prepare import GenerateParams, check_length, check_params, prepare, serving
+from twostroke.router.request import ChoiceEnd, Delta, GenerateRequest, Generator, RequestReport, StreamItem
+from twostroke.router.tokenizer import Tokenizer
+
+log = structlog.get_logger(__name__)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+ROLES = frozenset({"system", "user", "assistant"})
+_FINISH = {
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+}
+_REPORT_FIELDS = frozenset(field.name for field in pb.Report.DESCRIPTOR.fields)
+_OPTIONAL = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "n",
+    "timeout_s",
+)
+"""Optional fields of the wire that are parameters under the same name."""
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    """Mount with `inference_pb2_grpc.add_InferenceServicer_to_server`."""
+
+    def __init__(self, generator: Generator, tokenizer: Tokenizer, config: RouterSection) -> None:
+        self._generator = generator
+        self._tokenizer = tokenizer
+        self._config = config
+
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+        try:
+            prepared = await self._prepare(request, context.time_remaining())
+            stream = self._generator.submit(prepared)
+            async with aclosing(aiter(stream)) as items:  # type: ignore[type-var]  # the dispatcher's is a generator
+                yield pb.GenerateResponse(accepted=pb.Accepted(request_id=prepared.request_id))
+                async for item in items:
+                    yield _response(item)
+        except TwostrokeError as error:
+            await abort_with(context, error)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log.exception("generate_failed")
+            await abort_with(context, InternalError(f"an unexpected {type(error).__name__}"))
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        if not request.request_id:
+            await abort_with(context, InvalidRequest("request_id is empty", "request_id"))
+        return pb.CancelResponse(cancelled=self._generator.cancel(RequestId(request.request_id)))
+
+    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.ModelInfo:
+        model = self._generator.model
+        if model is None:
+            await abort_with(context, Unavailable("no worker is attached yet"))
+            raise AssertionError("abort returned")  # pragma: no cover - abort never returns
+        return pb.ModelInfo(
+            model=model.name,
+            max_context=model.max_context,
+            vocab_size=self._tokenizer.vocab_size,
+            page_size=model.page_size,
+            num_prefill_workers=model.num_prefill_workers,
+            num_decode_workers=model.num_decode_workers,
+            ready=self._generator.ready,
+        )
+
+    async def _prepare(self, request: pb.GenerateRequest, remaining_s: float | None) -> GenerateRequest:
+        params = _params(request, remaining_s)
+        check_params(params)
+        model = serving(request.model, self._generator)
+        field = request.WhichOneof("input")
+        if field == "token_ids":
+            prompt = list(request.token_ids.ids)
+        elif field == "text":
+            check_length(len(request.text), model, self._tokenizer, field)
+            prompt = await asyncio.to_thread(self._tokenizer.encode, request.text)
+        elif field == "chat":
+            messages = _messages(request.chat.messages)
+            check_length(sum(len(message.content) for message in request.chat.messages), model, self._tokenizer, field)
+            prompt = await asyncio.to_thread(self._tokenizer.encode_chat, messages)
+        else:
+            raise InvalidRequest("one of text, token_ids and chat is needed", "input")
+        return prepare(
+            prompt,
+            params,
+            model_name=request.model,
+            generator=self._generator,
+            tokenizer=self._tokenizer,
+            config=self._config,
+            prompt_field=field,
+            client_request_id=request.request_id,
+            salt=request.cache_salt,
+        )
+
+
+def _params(request: pb.GenerateRequest, remaining_s: float | None) -> GenerateParams:
+    values: dict[str, Any] = {name: getattr(request, name) for name in _OPTIONAL if request.HasField(name)}
+    if remaining_s is not None and remaining_s < values.get("timeout_s", remaining_s + 1):
+        values["timeout_s"] = max(remaining_s, 0.001)
+    return GenerateParams(
+        **values,
+        stop=tuple(request.stop),
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+    )
+
+
+def _messages(messages: Sequence[pb.ChatMessage]) -> list[Message]:
+    if not messages:
+        raise InvalidRequest("at least one message is needed", "chat.messages")
+    for index, message in enumerate(messages):
+        if message.role not in ROLES:
+            raise InvalidRequest(
+                f"role {message.role!r} is not one of {', '.join(sorted(ROLES))}", f"chat.messages[{index}].role"
+            )
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+def _response(item: StreamItem) -> pb.GenerateResponse:
+    match item:
+        case Delta(choice, text, token_ids):
+            return pb.GenerateResponse(delta=pb.Delta(choice=choice, text=text, token_ids=token_ids))
+        case ChoiceEnd(choice, finish_reason, num_output):
+            return pb.GenerateResponse(
+                choice_end=pb.ChoiceEnd(
+                    choice=choice, finish_reason=_FINISH[finish_reason], completion_tokens=num_output
+                )
+            )
+        case RequestReport():
+            return pb.GenerateResponse(
+                finished=pb.Finished(
+                    prompt_tokens=item.prompt_tokens,
+                    completion_tokens=item.completion_tokens,
+                    cached_tokens=item.cached_tokens,
+                    report=pb.Report(**{name: getattr(item, name) for name in _REPORT_FIELDS}),
+                )
+            )
