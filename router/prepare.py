@@ -79,7 +79,7 @@ def check_params(params: GenerateParams) -> None:
 
 def _check(name: str, value: float, low: float, high: float = math.inf, *, above: bool = False) -> None:
     """`low <= value <= high`, or `low < value` with `above`; NaN and infinities are in no range."""
-    if math.isfinite(value) and value <= high and (value > low if above else value >= low):
+    if -math.inf < value < math.inf and value <= high and (value > low if above else value >= low):
         return
     wanted = f"above {low}" if above else f"at least {low}"
     if high != math.inf:

@@ -1,0 +1,168 @@
+"""The shipped fake of `router.request.Generator`: answers written beforehand, for tests of the faces. No workers.
+
+    submit -> one item a turn of the loop -> ends, report
+                 |
+                 '-- held at a token until `release`; failing at a token; refused at once; cancelled
+
+Choice j says `answers[j % len(answers)]`, cut at stop strings and `max_tokens` as a real answer would be.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from twostroke.cluster.core.errors import Cancelled, DeadlineExceeded, TwostrokeError
+from twostroke.cluster.core.ids import RequestId
+from twostroke.cluster.core.sampling import FinishReason
+from twostroke.router.request import (
+    ChoiceEnd,
+    Delta,
+    GenerateRequest,
+    RequestReport,
+    ServedModel,
+    StreamItem,
+    TextDecoder,
+)
+from twostroke.router.tokenizer import Tokenizer
+
+FAKE_MODEL = ServedModel(name="fake", max_context=512, page_size=16, num_prefill_workers=1, num_decode_workers=1)
+
+
+@dataclass
+class FakeGenerator:
+    """All fields may be changed between requests; those about tokens count each choice's own."""
+
+    tokenizer: Tokenizer
+    answers: Sequence[str] = ("Hello, world!",)
+    model: ServedModel | None = FAKE_MODEL
+    ready: bool = True
+    refusal: TwostrokeError | None = None
+    """Raised by `submit`."""
+    failure: Exception | None = None
+    """Raised by the stream before token `fail_at`."""
+    fail_at: int = 0
+    hold_at: int | None = None
+    """Before this token every stream waits for `release`."""
+    submitted: list[GenerateRequest] = field(default_factory=list)
+    cancelled: list[RequestId] = field(default_factory=list)
+    live: dict[RequestId, "FakeStream"] = field(default_factory=dict)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def submit(self, request: GenerateRequest) -> "FakeStream":
+        if self.refusal is not None:
+            raise self.refusal
+        cached = any(request.prompt == earlier.prompt for earlier in self.submitted)
+        self.submitted.append(request)
+        stream = FakeStream(self, request, is_cached=cached)
+        self.live[request.request_id] = stream
+        return stream
+
+    def cancel(self, request_id: RequestId) -> bool:
+        stream = self.live.pop(request_id, None)
+        if stream is None:
+            return False
+        self.cancelled.append(request_id)
+        stream.stopped.set()
+        return True
+
+    def release(self) -> None:
+        self.released.set()
+
+
+class FakeStream:
+    """Implements `router.request.RequestStream`."""
+
+    def __init__(self, owner: FakeGenerator, request: GenerateRequest, *, is_cached: bool) -> None:
+        self._owner = owner
+        self._request = request
+        self._is_cached = is_cached
+        self.stopped = asyncio.Event()
+
+    async def cancel(self) -> None:
+        self._owner.cancel(self._request.request_id)
+
+    async def __aiter__(self) -> AsyncIterator[StreamItem]:
+        request = self._request
+        choices = [_Choice(self._owner, request, number) for number in range(request.num_choices)]
+        index = 0
+        while any(choice.end is None for choice in choices):
+            await self._before(index)
+            for choice in choices:
+                if choice.end is None:
+                    for item in choice.step():
+                        yield item
+            index += 1
+        self._owner.live.pop(request.request_id, None)
+        yield self._report([choice.end for choice in choices if choice.end is not None])
+
+    async def _before(self, index: int) -> None:
+        await asyncio.sleep(0)
+        if index == self._owner.hold_at:
+            await self._wait_for_release()
+        if self.stopped.is_set():
+            raise Cancelled("the request was cancelled")
+        if self._owner.failure is not None and index == self._owner.fail_at:
+            self._owner.live.pop(self._request.request_id, None)
+            raise self._owner.failure
+
+    async def _wait_for_release(self) -> None:
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._owner.released, self.stopped)]
+        try:
+            async with asyncio.timeout(self._request.time_left_s):
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            self._owner.live.pop(self._request.request_id, None)
+            raise DeadlineExceeded(f"not finished within {self._request.time_left_s:g} s") from None
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _report(self, ends: list[ChoiceEnd]) -> RequestReport:
+        num_prompt = len(self._request.prompt)
+        page_size = FAKE_MODEL.page_size
+        return RequestReport(
+            prompt_tokens=num_prompt,
+            completion_tokens=sum(end.num_output for end in ends),
+            cached_tokens=(num_prompt - 1) // page_size * page_size if self._is_cached else 0,
+            duration_ms=21.0,
+            ttft_ms=10.0,
+            itl_ms=0.5,
+            queue_ms=1.0,
+            route_ms=2.0,
+            reserve_ms=3.0,
+            prefill_ms=4.0,
+            transfer_ms=5.0,
+            decode_ms=6.0,
+            prefill_worker="prefill-0",
+            decode_worker="decode-0",
+            transport="loopback",
+            reason="fake",
+            finish_reasons=tuple(end.finish_reason for end in ends),
+        )
+
+
+class _Choice:
+    def __init__(self, owner: FakeGenerator, request: GenerateRequest, number: int) -> None:
+        sampling = request.sampling
+        tokens = owner.tokenizer.encode(owner.answers[number % len(owner.answers)])
+        self._tokens = tokens if sampling.ignore_eos else [*tokens, *sampling.end_token_ids[:1]]
+        self._sampling = sampling
+        self._number = number
+        self._decoder: TextDecoder = owner.tokenizer.text_decoders(request.stop)
+        self._num_output = 0
+        self.end: ChoiceEnd | None = None
+
+    def step(self) -> list[StreamItem]:
+        """The next token; an answer that ran out of text begins again."""
+        token = self._tokens[self._num_output % len(self._tokens)]
+        self._num_output += 1
+        text, finish = self._decoder.push(token), self._sampling.finish_after(self._num_output, token)
+        if text.stopped:
+            return [Delta(self._number, text.text, (token,)), self._finish(FinishReason.STOP)]
+        if finish is not None:
+            return [Delta(self._number, text.text + self._decoder.finish(), (token,)), self._finish(finish)]
+        return [Delta(self._number, text.text, (token,))]
+
+    def _finish(self, reason: FinishReason) -> ChoiceEnd:
+        self.end = ChoiceEnd(self._number, reason, self._num_output)
+        return self.end

@@ -1,0 +1,195 @@
+"""One accepted request over HTTP, from `submit` to the last byte.
+
+    submit       refused: its status and error
+    first item   nothing is sent before it, so that an early failure still has a status
+    streamed     an event for each item with text, then [DONE]; a failure is an event with the error, and the end
+                 comes without a finish reason and without [DONE] (FIELD-REPORTS E30)
+    whole        one JSON object at the end, or the error with its status
+
+All the while the connection is watched: a client that goes away cancels its request in every phase (E31). A client
+that takes nothing for `SEND_TIMEOUT_S` is left; long before, the dispatcher has cut it and freed its pages.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+import orjson
+import structlog
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from twostroke.cluster.aio import TaskOwner
+from twostroke.cluster.core.errors import InternalError, TwostrokeError
+from twostroke.cluster.core.sampling import FinishReason
+from twostroke.cluster.telemetry.logs import log_request
+from twostroke.cluster.wire.status import to_http
+from twostroke.router.gateway.errors import error_response, json_response
+from twostroke.router.gateway.forms import Envelope, Json
+from twostroke.router.request import (
+    ChoiceEnd,
+    Delta,
+    GenerateRequest,
+    Generator,
+    RequestReport,
+    RequestStream,
+    StreamItem,
+)
+
+log = structlog.get_logger(__name__)
+
+SEND_TIMEOUT_S = 30.0
+DONE = b"data: [DONE]\n\n"
+_START: Message = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ],
+}
+
+
+class Answer(Response):
+    """The response of a generating endpoint; it submits when it is called."""
+
+    def __init__(
+        self, generator: Generator, request: GenerateRequest, envelope: Envelope, *, streamed: bool, endpoint: str
+    ) -> None:
+        """No `super().__init__`: there is no content yet, and what Response prepares is for content."""
+        self.background = None
+        self._generator = generator
+        self._request = request
+        self._envelope = envelope
+        self._streamed = streamed
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            stream = self._generator.submit(self._request)
+        except TwostrokeError as error:
+            # The dispatcher counts it; what it did not accept, it does not log.
+            log_request(
+                log,
+                request_id=self._request.request_id,
+                outcome=error.code,
+                endpoint=self._endpoint,
+                client_request_id=self._request.client_request_id,
+            )
+            await error_response(error)(scope, receive, send)
+            return
+        async with _reading(stream, receive) as items:
+            if self._streamed:
+                await _Events(self._envelope, send).run(items, scope, receive)
+            else:
+                response = await self._whole(items)
+                await response(scope, receive, send)
+
+    async def _whole(self, items: AsyncIterator[StreamItem]) -> Response:
+        texts: dict[int, list[str]] = {}
+        finishes: dict[int, FinishReason] = {}
+        report: RequestReport | None = None
+        try:
+            async for item in _failing_cleanly(items):
+                match item:
+                    case Delta(choice, text, _):
+                        texts.setdefault(choice, []).append(text)
+                    case ChoiceEnd(choice, finish_reason, _):
+                        finishes[choice] = finish_reason
+                    case RequestReport():
+                        report = item
+        except TwostrokeError as error:
+            return error_response(error)
+        if report is None:
+            return error_response(InternalError("the answer ended without its report"))
+        joined = {choice: "".join(parts) for choice, parts in texts.items()}
+        return json_response(self._envelope.whole(joined, finishes, report))
+
+
+class _Events:
+    """Server-sent events of one answer."""
+
+    def __init__(self, envelope: Envelope, send: Send) -> None:
+        self._envelope = envelope
+        self._send_message = send
+        self._begun: set[int] = set()
+        """Choices of which something was sent."""
+
+    async def run(self, items: AsyncIterator[StreamItem], scope: Scope, receive: Receive) -> None:
+        started = False
+        try:
+            async for item in _failing_cleanly(items):
+                if not started:
+                    await self._send(_START)
+                    started = True
+                chunk = self._chunk(item)
+                if chunk is not None:
+                    await self._send_body(_event(chunk))
+            await self._send_body(DONE, is_last=True)
+        except TwostrokeError as error:
+            if started:
+                await self._send_body(_event(to_http(error).body), is_last=True)
+            else:
+                await error_response(error)(scope, receive, self._send_message)
+        except TimeoutError:
+            log.info("client_does_not_read", request_id=self._envelope.request_id)
+
+    def _chunk(self, item: StreamItem) -> Json | None:
+        match item:
+            case Delta(choice, text, _):
+                is_first = choice not in self._begun
+                if not text and not is_first:
+                    return None
+                self._begun.add(choice)
+                return self._envelope.chunk(choice, text, None, is_first=is_first)
+            case ChoiceEnd(choice, finish_reason, _):
+                is_first = choice not in self._begun
+                return self._envelope.chunk(choice, "", finish_reason, is_first=is_first)
+            case RequestReport():
+                wanted = self._envelope.include_usage or self._envelope.include_report
+                return self._envelope.usage_chunk(item) if wanted else None
+
+    async def _send_body(self, data: bytes, *, is_last: bool = False) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    async def _send(self, message: Message) -> None:
+        async with asyncio.timeout(SEND_TIMEOUT_S):
+            await self._send_message(message)
+
+
+def _event(content: object) -> bytes:
+    return b"data: " + orjson.dumps(content) + b"\n\n"
+
+
+async def _failing_cleanly(items: AsyncIterator[StreamItem]) -> AsyncIterator[StreamItem]:
+    """The same items; a bug on the way to them is logged and raised as InternalError, and the client is told."""
+    try:
+        async for item in items:
+            yield item
+    except (TwostrokeError, GeneratorExit):
+        raise
+    except Exception as error:
+        log.exception("answer_failed")
+        raise InternalError(f"an unexpected {type(error).__name__}") from error
+
+
+@asynccontextmanager
+async def _reading(stream: RequestStream, receive: Receive) -> AsyncIterator[AsyncIterator[StreamItem]]:
+    """The stream's items; the request is cancelled when the client goes away, and when the context is left early."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        await stream.cancel()
+
+    tasks = TaskOwner("answer")
+    tasks.spawn(watch(), "disconnect")
+    items = aiter(stream)
+    try:
+        yield items
+    finally:
+        if isinstance(items, AsyncGenerator):
+            await items.aclose()
+        await tasks.close()
+        await stream.cancel()

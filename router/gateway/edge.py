@@ -1,0 +1,62 @@
+"""The outermost layer: ids, counting, and the answer when our own code fails.
+
+`scope["state"]` gets `request_id` (ours) and `client_request_id` (checked, or empty).
+"""
+
+import structlog
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from twostroke.cluster.core.errors import InternalError, InvalidRequest
+from twostroke.cluster.core.ids import new_request_id
+from twostroke.cluster.telemetry.metrics import RouterMetrics
+from twostroke.router.gateway.errors import error_response
+from twostroke.router.prepare import check_client_request_id
+
+log = structlog.get_logger(__name__)
+
+
+class Edge:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, metrics: RouterMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = new_request_id()
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
+        extra = [(b"x-request-id", request_id.encode())]
+        started = False
+
+        async def send_named(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message = {**message, "headers": [*message["headers"], *extra]}
+                route = scope.get("route")
+                # Never the path itself: labels come from a small fixed set.
+                self._metrics.http_responses.of(route.path if route is not None else "", str(message["status"])).inc()
+            await send(message)
+
+        try:
+            check_client_request_id(given)
+        except InvalidRequest as error:
+            await error_response(error)(scope, receive, send_named)
+            return
+        if given:
+            extra.append((b"x-client-request-id", given.encode()))
+        scope["state"] = {**scope.get("state", {}), "request_id": request_id, "client_request_id": given}
+        try:
+            await self._app(scope, receive, send_named)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            log.exception("http_failed", request_id=request_id)
+            if started:
+                raise
+            failure = InternalError(f"an unexpected {type(error).__name__}")
+            await error_response(failure)(scope, receive, send_named)

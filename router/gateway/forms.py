@@ -1,0 +1,106 @@
+"""How an answer looks: the JSON of the two endpoints, whole and as chunks. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from twostroke.cluster.core.ids import RequestId
+from twostroke.cluster.core.sampling import FinishReason
+from twostroke.router.request import RequestReport
+
+Json = dict[str, object]
+
+
+class Form(Protocol):
+    """The endpoint's own part. `finish` is None while the choice goes on."""
+
+    id_prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def whole_choice(self, index: int, text: str, finish: FinishReason) -> Json: ...
+
+    def chunk_choice(self, index: int, text: str, finish: FinishReason | None, *, is_first: bool) -> Json: ...
+
+
+class ChatForm:
+    id_prefix = "chatcmpl-"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def whole_choice(self, index: int, text: str, finish: FinishReason) -> Json:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": None, "finish_reason": finish.value}
+
+    def chunk_choice(self, index: int, text: str, finish: FinishReason | None, *, is_first: bool) -> Json:
+        delta: Json = {}
+        if is_first:
+            delta["role"] = "assistant"
+        if text or is_first:
+            delta["content"] = text
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish.value if finish else None}
+
+
+class CompletionForm:
+    id_prefix = "cmpl-"
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def whole_choice(self, index: int, text: str, finish: FinishReason) -> Json:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish.value}
+
+    def chunk_choice(self, index: int, text: str, finish: FinishReason | None, *, is_first: bool) -> Json:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish.value if finish else None}
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every piece of one answer has in common."""
+
+    form: Form
+    request_id: RequestId
+    model: str
+    created: int
+    """Unix seconds."""
+    include_usage: bool = False
+    include_report: bool = False
+    _chunk: Json = field(init=False)
+
+    def __post_init__(self) -> None:
+        chunk: Json = {**self._head(self.form.chunk_object), "choices": ()}
+        if self.include_usage:
+            chunk["usage"] = None
+        object.__setattr__(self, "_chunk", chunk)
+
+    def chunk(self, index: int, text: str, finish: FinishReason | None, *, is_first: bool) -> Json:
+        choice = self.form.chunk_choice(index, text, finish, is_first=is_first)
+        return {**self._chunk, "choices": [choice]}
+
+    def usage_chunk(self, report: RequestReport) -> Json:
+        """The last chunk, without choices."""
+        return {**self._chunk, **self._usage(report)}
+
+    def whole(self, texts: Mapping[int, str], finishes: Mapping[int, FinishReason], report: RequestReport) -> Json:
+        choices = [self.form.whole_choice(index, texts.get(index, ""), finishes[index]) for index in sorted(finishes)]
+        return {**self._head(self.form.whole_object), "choices": choices, **self._usage(report)}
+
+    def _head(self, kind: str) -> Json:
+        return {
+            "id": self.form.id_prefix + self.request_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+        }
+
+    def _usage(self, report: RequestReport) -> Json:
+        usage: Json = {
+            "usage": {
+                "prompt_tokens": report.prompt_tokens,
+                "completion_tokens": report.completion_tokens,
+                "total_tokens": report.prompt_tokens + report.completion_tokens,
+                "prompt_tokens_details": {"cached_tokens": report.cached_tokens},
+            }
+        }
+        if self.include_report:
+            usage["twostroke"] = report
+        return usage

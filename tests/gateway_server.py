@@ -1,0 +1,96 @@
+"""The HTTP gateway over the fake generator, under uvicorn on a free port of this process."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from twostroke.cluster.config import RouterSection
+from twostroke.cluster.telemetry.metrics import RouterMetrics
+from twostroke.router.fake_generator import FakeGenerator
+from twostroke.router.gateway.app import create_app
+from twostroke.router.tokenizer import ByteTokenizer
+
+CHAT = "/v1/chat/completions"
+COMPLETION = "/v1/completions"
+TIMEOUT_S = 10.0
+
+
+@dataclass
+class Gateway:
+    generator: FakeGenerator
+    client: httpx.AsyncClient
+    port: int
+    server: uvicorn.Server
+    registry: CollectorRegistry
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        return await self.client.post(
+            path, json=body, headers={name.replace("_", "-"): headers[name] for name in headers}
+        )
+
+    async def raw(self, path: str, body: Mapping[str, Any] | bytes, *headers: str) -> bytes:
+        """Send one request by hand; everything the server sends until it closes."""
+        reader, writer = await self.open(path, body, "connection: close", *headers)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await reader.read()
+        finally:
+            writer.close()
+
+    async def open(
+        self, path: str, body: Mapping[str, Any] | bytes, *headers: str
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        lines = [f"POST {path} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {len(data)}"]
+        writer.write("\r\n".join([*lines, *headers, "", ""]).encode("latin-1") + data)
+        await writer.drain()
+        return reader, writer
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(name, {"model_name": "fake", "engine": "router", **labels}) or 0.0
+
+
+@asynccontextmanager
+async def gateway(config: RouterSection | None = None, **fields: Any) -> AsyncIterator[Gateway]:
+    """`fields` go to the FakeGenerator. Leaving the context checks that no request is live."""
+    tokenizer = ByteTokenizer()
+    generator = FakeGenerator(tokenizer, **fields)
+    registry = CollectorRegistry()
+    app = create_app(generator, tokenizer, config or RouterSection(), RouterMetrics(registry, "fake"), registry)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    # `serve` would take over the process's signals.
+    serving = asyncio.create_task(server._serve([listener]))
+    port = listener.getsockname()[1]
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
+        yield Gateway(generator, client, port, server, registry)
+    server.should_exit = True
+    async with asyncio.timeout(TIMEOUT_S):
+        await serving
+    listener.close()
+    assert not generator.live
+
+
+def events(data: bytes | str) -> list[Any]:
+    """The JSON of each event of a stream, `[DONE]` as text; checks the framing."""
+    text = data.decode() if isinstance(data, bytes) else data
+    assert text.endswith("\n\n")
+    frames = text[:-2].split("\n\n")
+    assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
+    payloads = [frame.removeprefix("data: ") for frame in frames]
+    return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
