@@ -1,7 +1,6 @@
 """Both roles' services as `twostroke run` starts them: gRPC attach and transfer, health, metrics, registry, drain."""
 
 import asyncio
-import os
 import sys
 import urllib.request
 from collections.abc import AsyncIterator, Sequence
@@ -11,6 +10,7 @@ from dataclasses import replace
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
+from tests.children import child_environment
 from tests.waiting import until
 from twostroke.cluster.attach import AttachedLink, connect, describe, fetch_snapshot
 from twostroke.cluster.config import FAKE_VOCAB_SIZE, Config, parse_config
@@ -175,7 +175,7 @@ async def test_fake_services_need_no_torch() -> None:
         "print('torch' in sys.modules)\n"
     )
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE, env=dict(os.environ)
+        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE, env=child_environment()
     )
     out, _ = await asyncio.wait_for(process.communicate(), 60)
     assert out.decode().strip() == "False"

@@ -1,7 +1,6 @@
 """The attached stream over real gRPC."""
 
 import asyncio
-import os
 import signal
 import socket
 import sys
@@ -10,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.children import child_environment
 from tests.echo_app import EchoApp, Recorder, job, serve
 from tests.waiting import until
 from tests.wire_strategies import submit
@@ -194,7 +194,7 @@ async def test_calls_of_their_own() -> None:
 @asynccontextmanager
 async def worker_process() -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.echo_app", stdout=asyncio.subprocess.PIPE, env=dict(os.environ)
+        sys.executable, "-m", "tests.echo_app", stdout=asyncio.subprocess.PIPE, env=child_environment()
     )
     try:
         assert process.stdout is not None
