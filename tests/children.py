@@ -1,4 +1,4 @@
-"""Environment for child processes of tests: they import the package and `tests` from this checkout, installed or not."""
+"""Environment for child processes of tests: they import package and `tests` from this checkout, installed or not."""
 
 import os
 from pathlib import Path
