@@ -42,22 +42,28 @@ class Gateway:
 
     async def raw(self, path: str, body: Mapping[str, Any] | bytes, *headers: str) -> bytes:
         """Send one request by hand; everything the server sends until it closes."""
-        reader, writer = await self.open(path, body, "connection: close", *headers)
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                return await reader.read()
-        finally:
-            writer.close()
+        async with self.open(path, body, "connection: close", *headers) as (reader, _), asyncio.timeout(TIMEOUT_S):
+            return await reader.read()
 
+    @asynccontextmanager
     async def open(
         self, path: str, body: Mapping[str, Any] | bytes, *headers: str
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Send one request by hand; the connection closes with the context, whatever came back."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         lines = [f"POST {path} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {len(data)}"]
-        writer.write("\r\n".join([*lines, *headers, "", ""]).encode("latin-1") + data)
-        await writer.drain()
-        return reader, writer
+        async with self.connect() as (reader, writer):
+            writer.write("\r\n".join([*lines, *headers, "", ""]).encode("latin-1") + data)
+            await writer.drain()
+            yield reader, writer
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
 
     def metric(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(name, {"model_name": "fake", "engine": "router", **labels}) or 0.0
@@ -73,16 +79,21 @@ async def gateway(config: RouterSection | None = None, **fields: Any) -> AsyncIt
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
     )
-    listener = socket.create_server(("127.0.0.1", 0))
+    # With the protocol named, asyncio turns TCP_NODELAY on for what it accepts; with 0 it does not.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    port = listener.getsockname()[1]
     # `serve` would take over the process's signals.
     serving = asyncio.create_task(server._serve([listener]))
-    port = listener.getsockname()[1]
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
-        yield Gateway(generator, client, port, server, registry)
-    server.should_exit = True
-    async with asyncio.timeout(TIMEOUT_S):
-        await serving
-    listener.close()
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
+            yield Gateway(generator, client, port, server, registry)
+    finally:
+        server.should_exit = True
+        async with asyncio.timeout(TIMEOUT_S):
+            await serving
+        listener.close()
     assert not generator.live
 
 
