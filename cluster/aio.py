@@ -6,7 +6,7 @@ owner cancels and awaits all of them within a deadline.
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import structlog
 
@@ -25,19 +25,19 @@ class TaskOwner:
     def __init__(self, name: str, on_failure: Callable[[str, BaseException], None] | None = None) -> None:
         self._name = name
         self._on_failure = on_failure
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def spawn(self, coroutine: Coroutine[object, object, object], name: str) -> asyncio.Task[object]:
+    def spawn(self, coroutine: Coroutine[object, object, Result], name: str) -> asyncio.Task[Result]:
         """Run `coroutine` until it ends or the owner closes."""
-        task: asyncio.Task[object] = asyncio.create_task(coroutine, name=f"{self._name}.{name}")
+        task = asyncio.create_task(coroutine, name=f"{self._name}.{name}")
         self._tasks.add(task)
         task.add_done_callback(self._reap)
         return task
 
-    def _reap(self, task: asyncio.Task[object]) -> None:
+    def _reap(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
             return

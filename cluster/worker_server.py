@@ -14,7 +14,7 @@ routers heal by a snapshot.
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -133,8 +133,11 @@ class WorkerServer:
         publisher: Publisher,
         metrics_registry: CollectorRegistry,
         service_names: Sequence[str] = (),
+        closers: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
-        """`service_names` are those that the role has mounted on the listener's server, for reflection."""
+        """`service_names` are those that the role has mounted on the listener's server, for reflection; `closers`
+        end their long streams, which the server would wait for.
+        """
         self._config = config
         self._server = listener.server
         self._worker = worker
@@ -142,6 +145,7 @@ class WorkerServer:
         self._registry = state.registry
         self._publisher = publisher
         self._metrics_registry = metrics_registry
+        self._closers = tuple(closers)
         self._attach = AttachServicer(worker.host)
         self._health = health_aio.HealthServicer()
         self._tasks = TaskOwner(f"server.{worker.host.info.worker_id}")
@@ -197,6 +201,8 @@ class WorkerServer:
         await self._attach.close("the worker stops", FLUSH_S)
         await self._leave()
         await self._tasks.close()
+        for closer in self._closers:
+            await closer()
         await self._server.stop(FLUSH_S)
         await self._worker.close()
         log.info("worker_stopped", worker=self._host.info.worker_id)

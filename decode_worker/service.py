@@ -2,19 +2,26 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from twostroke.cluster.config import Config
 from twostroke.cluster.core.ids import WorkerId, new_incarnation
 from twostroke.cluster.core.messages import Role, WorkerInfo
 from twostroke.cluster.telemetry.metrics import WorkerMetrics, new_registry
 from twostroke.cluster.transport.server import add_transfer_services
+from twostroke.cluster.transport.usable import usable_transports
 from twostroke.cluster.worker_server import Listener, Publisher, WorkerServer, open_state
 from twostroke.decode_worker.scheduler import DecodeLimits
 from twostroke.decode_worker.worker import DecodeWorker
 from twostroke.engine.build import describe_worker, make_executor
-from twostroke.proto.v1 import kv_transfer_pb2
+from twostroke.engine.executor import Executor
+from twostroke.proto.v1 import kv_transfer_pb2, kv_transfer_pb2_grpc
+
+if TYPE_CHECKING:
+    from twostroke.cluster.transport.collective_server import CollectiveServicer
 
 TRANSFER_SERVICE = kv_transfer_pb2.DESCRIPTOR.services_by_name["KvTransfer"].full_name
+COLLECTIVE_SERVICE = kv_transfer_pb2.DESCRIPTOR.services_by_name["KvCollective"].full_name
 
 
 async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready: Callable[[WorkerInfo], None]) -> None:
@@ -25,7 +32,8 @@ async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready
     """
     listener = Listener(config.worker.host, config.worker.port)
     built = await asyncio.to_thread(make_executor, config, Role.DECODE)
-    info = describe_worker(config, Role.DECODE, worker_id, new_incarnation(), listener.address, built)
+    names = usable_transports(config.transfer.transports)
+    info = describe_worker(config, Role.DECODE, worker_id, new_incarnation(), listener.address, built, names)
     registry = new_registry()
     metrics = WorkerMetrics(registry, info.model, worker_id)
     section = config.decode
@@ -40,5 +48,28 @@ async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready
         publisher = Publisher(state.events)
         worker = DecodeWorker(info, built.executor, limits, publisher.publish, metrics)
         add_transfer_services(listener.server, worker.book, built.executor.memory, info.incarnation)
-        server = WorkerServer(config, listener, worker, state, publisher, registry, [TRANSFER_SERVICE])
+        services, closers = [TRANSFER_SERVICE], []
+        if "collective" in info.transports:
+            servicer = await asyncio.to_thread(_make_collective, config, info, worker, built.executor)
+            kv_transfer_pb2_grpc.add_KvCollectiveServicer_to_server(servicer, listener.server)  # type: ignore[no-untyped-call]
+            services.append(COLLECTIVE_SERVICE)
+            closers.append(servicer.close)
+        server = WorkerServer(config, listener, worker, state, publisher, registry, services, closers)
         await server.run(stop, on_ready)
+
+
+def _make_collective(
+    config: Config, info: WorkerInfo, worker: DecodeWorker, executor: Executor
+) -> "CollectiveServicer":
+    """Blocks while torch is imported, which happens only here."""
+    from twostroke.cluster.transport.collective_server import CollectiveServicer
+
+    return CollectiveServicer(
+        worker.book,
+        executor.memory,
+        info.incarnation,
+        host=config.worker.host,
+        device=info.device,
+        operation_timeout_s=config.transfer.operation_timeout_s,
+        max_groups=config.transfer.max_groups,
+    )

@@ -37,9 +37,15 @@ def make_executor(config: Config, role: Role) -> Built:
 
 
 def describe_worker(
-    config: Config, role: Role, worker_id: WorkerId, incarnation: Incarnation, address: str, built: Built
+    config: Config,
+    role: Role,
+    worker_id: WorkerId,
+    incarnation: Incarnation,
+    address: str,
+    built: Built,
+    transports: tuple[str, ...],
 ) -> WorkerInfo:
-    """What the worker tells at registration and on attach."""
+    """What the worker tells at registration and on attach; `transports` are those that it has mounted."""
     executor, memory = built.executor, built.executor.memory
     pool_tokens = memory.num_pages * memory.layout.page_size
     return WorkerInfo(
@@ -52,6 +58,6 @@ def describe_worker(
         num_pages=memory.num_pages,
         max_context=min(executor.max_positions, pool_tokens),
         chunk_tokens=config.prefill.chunk_tokens if role is Role.PREFILL else config.decode.chunk_tokens,
-        transports=config.transfer.transports,
+        transports=transports,
         device=built.device,
     )

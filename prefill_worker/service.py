@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Callable
 
 from twostroke.cluster.config import Config
-from twostroke.cluster.core.ids import Incarnation, WorkerId, new_incarnation
+from twostroke.cluster.core.ids import WorkerId, new_incarnation
 from twostroke.cluster.core.messages import Role, WorkerInfo
 from twostroke.cluster.telemetry.metrics import WorkerMetrics, new_registry
 from twostroke.cluster.transport.base import Transport
 from twostroke.cluster.transport.grpc import GrpcTransport
+from twostroke.cluster.transport.usable import usable_transports
 from twostroke.cluster.worker_server import Listener, Publisher, WorkerServer, open_state
 from twostroke.engine.build import describe_worker, make_executor
 from twostroke.engine.executor import Executor
@@ -24,10 +25,11 @@ async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready
     """
     listener = Listener(config.worker.host, config.worker.port)
     built = await asyncio.to_thread(make_executor, config, Role.PREFILL)
-    info = describe_worker(config, Role.PREFILL, worker_id, new_incarnation(), listener.address, built)
+    names = usable_transports(config.transfer.transports)
+    info = describe_worker(config, Role.PREFILL, worker_id, new_incarnation(), listener.address, built, names)
     registry = new_registry()
     metrics = WorkerMetrics(registry, info.model, worker_id)
-    transports = _make_transports(config, built.executor, info.incarnation)
+    transports = await asyncio.to_thread(_make_transports, config, built.executor, info)
     limits = PrefillLimits(max_waiting=config.prefill.max_waiting, hold_s=config.prefill.hold_s)
     async with open_state(config) as state:
         publisher = Publisher(state.events)
@@ -36,16 +38,33 @@ async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready
         await server.run(stop, on_ready)
 
 
-def _make_transports(config: Config, executor: Executor, incarnation: Incarnation) -> list[Transport]:
-    """In the order of the configuration."""
+def _make_transports(config: Config, executor: Executor, info: WorkerInfo) -> list[Transport]:
+    """In the order of `info.transports`. Blocks while `collective` imports torch; `grpc` alone needs no torch."""
     transfer = config.transfer
-    return [
-        GrpcTransport(
-            executor.memory,
-            incarnation,
-            message_bytes=transfer.message_bytes,
-            operation_timeout_s=transfer.operation_timeout_s,
-        )
-        for name in transfer.transports
-        if name == "grpc"
-    ]
+    made: list[Transport] = []
+    for name in info.transports:
+        if name == "grpc":
+            made.append(
+                GrpcTransport(
+                    executor.memory,
+                    info.incarnation,
+                    message_bytes=transfer.message_bytes,
+                    operation_timeout_s=transfer.operation_timeout_s,
+                )
+            )
+        elif name == "collective":
+            from twostroke.cluster.transport.collective import CollectiveTransport
+
+            made.append(
+                CollectiveTransport(
+                    executor.memory,
+                    info.incarnation,
+                    host=config.worker.host,
+                    device=info.device,
+                    offer_bytes=transfer.offer_bytes,
+                    operation_timeout_s=transfer.operation_timeout_s,
+                    idle_group_s=transfer.idle_group_s,
+                    max_groups=transfer.max_groups,
+                )
+            )
+    return made

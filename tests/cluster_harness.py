@@ -11,7 +11,7 @@ integrity, lease books, shipments, tasks.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,15 +21,15 @@ from prometheus_client import CollectorRegistry
 
 from tests.waiting import until
 from twostroke.cluster.attach import AttachedLink, AttachServicer, connect
-from twostroke.cluster.core.errors import TransferFailed
 from twostroke.cluster.core.events import PrefixBatch
-from twostroke.cluster.core.ids import Incarnation, PageId, WorkerId, new_incarnation
+from twostroke.cluster.core.ids import Incarnation, WorkerId, new_incarnation
 from twostroke.cluster.core.link import DirectLink, LinkListener, WorkerLink
-from twostroke.cluster.core.messages import Lease, Role, WorkerInfo
+from twostroke.cluster.core.messages import Role, WorkerInfo
 from twostroke.cluster.stream import Timing
 from twostroke.cluster.telemetry.metrics import WorkerMetrics
-from twostroke.cluster.transport.base import CommitRequest, PageWrite, Shipment, TransferStats, Transport
+from twostroke.cluster.transport.base import Transport
 from twostroke.cluster.transport.grpc import GrpcTransport
+from twostroke.cluster.transport.loopback import LoopbackTransport, Receiver
 from twostroke.cluster.transport.server import add_transfer_services
 from twostroke.cluster.wire.channel import bind, new_server
 from twostroke.cluster.worker_host import WorkerHost
@@ -38,6 +38,7 @@ from twostroke.decode_worker.worker import DecodeWorker
 from twostroke.engine.fake_executor import FakeExecutor, fake_layout
 from twostroke.prefill_worker.scheduler import PrefillLimits
 from twostroke.prefill_worker.worker import PrefillWorker
+from twostroke.proto.v1.kv_transfer_pb2_grpc import add_KvCollectiveServicer_to_server
 from twostroke.proto.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 
 FAST = Timing(beat_s=0.1, silence_s=1.0, hello_s=5.0)
@@ -51,6 +52,8 @@ class Shape:
     decode: int = 1
     links: Literal["direct", "grpc"] = "direct"
     """`grpc` also ships pages over gRPC, else within the process."""
+    collective: bool = False
+    """Ship pages over torch.distributed; with `grpc` links."""
     page_size: int = 4
     num_pages: int = 128
     decode_pages: int = 0
@@ -85,6 +88,7 @@ class Node:
     links: list[WorkerLink] = field(default_factory=list)
     server: grpc.aio.Server | None = None
     servicer: AttachServicer | None = None
+    close_streams: Callable[[], Awaitable[None]] | None = None
     lost: bool = False
 
     @property
@@ -108,8 +112,7 @@ class FakeCluster:
         self.prefill: list[Node] = []
         self.decode: list[Node] = []
         self._wrap = wrap
-        self._books: dict[Incarnation, DecodeWorker] = {}
-        self._memories: dict[Incarnation, FakeExecutor] = {}
+        self._receivers: dict[Incarnation, Receiver] = {}
 
     @property
     def nodes(self) -> list[Node]:
@@ -132,23 +135,33 @@ class FakeCluster:
             num_pages=num_pages,
             max_context=min(shape.max_positions, num_pages * shape.page_size),
             chunk_tokens=shape.prefill_chunk if role is Role.PREFILL else shape.decode_chunk,
-            transports=("grpc",) if server else ("loopback",),
+            transports=("collective",) if shape.collective else ("grpc",) if server else ("loopback",),
         )
         batches: list[PrefixBatch] = []
         metrics = WorkerMetrics(CollectorRegistry(), info.model, info.worker_id)
         worker: PrefillWorker | DecodeWorker
         if role is Role.PREFILL:
-            inner: Transport = _Loopback(self._books, self._memories, executor)
-            if server is not None:
+            inner: Transport = LoopbackTransport(executor.memory, self._receivers)
+            if shape.collective:
+                from twostroke.cluster.transport.collective import CollectiveTransport
+
+                inner = CollectiveTransport(executor.memory, info.incarnation, host="127.0.0.1", offer_bytes=4096)
+            elif server is not None:
                 inner = GrpcTransport(executor.memory, info.incarnation, message_bytes=4096)
             worker = PrefillWorker(info, executor, shape.prefill_limits, [self._wrap(inner)], batches.append, metrics)
         else:
             worker = DecodeWorker(info, executor, shape.decode_limits, batches.append, metrics)
-            self._books[info.incarnation] = worker
-            self._memories[info.incarnation] = executor
+            self._receivers[info.incarnation] = Receiver(worker.book, executor.memory)
             if server is not None:
                 add_transfer_services(server, worker.book, executor.memory, info.incarnation)
         node = Node(info, executor, worker, batches, server=server)
+        if shape.collective and isinstance(worker, DecodeWorker):
+            from twostroke.cluster.transport.collective_server import CollectiveServicer
+
+            assert server is not None
+            collective = CollectiveServicer(worker.book, executor.memory, info.incarnation, host="127.0.0.1")
+            add_KvCollectiveServicer_to_server(collective, server)  # type: ignore[no-untyped-call]
+            node.close_streams = collective.close
         worker.start()
         if server is not None:
             node.servicer = AttachServicer(worker.host, FAST)
@@ -169,7 +182,7 @@ class FakeCluster:
     async def lose(self, node: Node, reason: str) -> None:
         """The worker is gone at once for everybody: links break, nothing is finished, nothing is checked later."""
         node.lost = True
-        self._books.pop(node.info.incarnation, None)
+        self._receivers.pop(node.info.incarnation, None)
         for link in node.links:
             if isinstance(link, DirectLink):
                 link.cut(reason)
@@ -197,12 +210,14 @@ class FakeCluster:
             await asyncio.gather(*(link.wait_closed() for link in node.links if isinstance(link, AttachedLink)))
             if not node.lost:
                 check_nothing_leaked(node)
-        names = ("attach.", "link.", "host.", "shipping.")
+        names = ("attach.", "link.", "host.", "shipping.", "collective.", "grpc_transport.")
         await until(lambda: not any(task.get_name().startswith(names) for task in asyncio.all_tasks()))
 
     async def _close(self, node: Node) -> None:
         if node.servicer is not None and node.server is not None:
             await node.servicer.close("the worker ends")
+            if node.close_streams is not None:
+                await node.close_streams()
             await node.server.stop(0)
         await node.worker.close()
 
@@ -236,66 +251,3 @@ async def fake_cluster(
         await cluster.add(Role.DECODE)
     yield cluster
     await cluster.close()
-
-
-# ---------------------------------------------------------------------------------------- loopback
-
-
-class _Loopback:
-    """Within the process, page by page, with the intake's whole protocol."""
-
-    name = "loopback"
-
-    def __init__(
-        self, books: dict[Incarnation, DecodeWorker], memories: dict[Incarnation, FakeExecutor], source: FakeExecutor
-    ) -> None:
-        self._books = books
-        self._memories = memories
-        self._source = source
-
-    async def open(self, lease: Lease) -> Shipment:
-        worker = self._books.get(lease.incarnation)
-        if worker is None:
-            raise TransferFailed(f"{lease.worker_id} is not there")
-        return _LoopbackShipment(lease, worker, self._memories[lease.incarnation], self._source)
-
-    async def close(self) -> None:
-        return None
-
-
-class _LoopbackShipment:
-    def __init__(self, lease: Lease, worker: DecodeWorker, target: FakeExecutor, source: FakeExecutor) -> None:
-        self._lease = lease
-        self._book = worker.book
-        self._target = target
-        self._source = source
-        self._num_pages = 0
-
-    async def push(self, first: int, pages: Sequence[PageId]) -> None:
-        lease = self._lease
-        await asyncio.sleep(0)
-        ticket = self._book.begin(PageWrite(lease.lease_id, lease.epoch, lease.nonce, first, len(pages)))
-        verified = False
-        try:
-            if pages:
-                self._target.memory.write(ticket.pages, self._source.memory.read(pages))
-            verified = True
-        finally:
-            self._book.end(ticket, verified)
-        self._num_pages += len(pages)
-
-    async def commit(self, first_token: int, first_token_index: int) -> TransferStats:
-        lease = self._lease
-        await asyncio.sleep(0)
-        num_pages = len(lease.shards[0].pages)
-        self._book.commit(
-            CommitRequest(lease.lease_id, lease.epoch, lease.nonce, num_pages, first_token, first_token_index)
-        )
-        return TransferStats("loopback", self._num_pages, self._num_pages * lease.layout.page_bytes, 0.0)
-
-    async def abort(self, reason: str) -> None:
-        lease = self._lease
-        try:
-            self._book.abort(lease.lease_id, lease.epoch, lease.nonce, reason)
-        except TransferFailed:
-            return

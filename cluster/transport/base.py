@@ -6,7 +6,9 @@
     Shipment.commit(token) ----------- commit -->  intake.commit(...)  -> Ack, or TransferFailed
     Shipment.abort(reason) ----------- abort --->  intake.abort(lease, epoch)
 
-The sender owns its copy until `commit` returns (Ack) or any call raises; it may then free its pages. The
+The sender owns its copy until `commit` returns (Ack) or any call raises; it may then free its pages. That holds for
+cancellation too: when a call of a Shipment is cancelled, the transport has let go of the pages by the time the
+cancellation comes out of it. The
 receiver checks lease, nonce, epoch, layout, ranges, count and checksums before the engine may read a page.
 Nothing here touches torch or the engine: memory is `core.layout.PageMemory`.
 

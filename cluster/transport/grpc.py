@@ -2,17 +2,17 @@
 
     1. open    layouts compared here; a pair's first shipment asks who answers at the address (`Agree`)
     2. push    pages copied out of the pool and summed in a thread, then one client-streaming call: header, parts of
-               `message_bytes`; its answer means verified and in place. At most `PUSH_BYTES` a call
+               `message_bytes`; its answer means verified and in place. At most `PUSH_BYTES` a call; the next call's
+               pages are copied while one is under way
     3. commit  repeated within its deadline when the connection breaks, since an equal commit is acknowledged again
     4. abort   best effort
 
 A cancelled call has let go of the pool when the cancellation comes out of it. One channel a decode incarnation,
-the least recently used closed beyond `MAX_PAIRS`.
+closed when unused for `idle_s` or when another incarnation answers at its address.
 """
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from zlib import crc32
 
@@ -20,12 +20,12 @@ import grpc
 import grpc.aio
 import structlog
 
-from twostroke.cluster.aio import in_thread
-from twostroke.cluster.core.errors import TransferFailed
+from twostroke.cluster.aio import TaskOwner, in_thread
 from twostroke.cluster.core.ids import Incarnation, PageId
 from twostroke.cluster.core.layout import PageMemory, check_compatible
 from twostroke.cluster.core.messages import Lease
-from twostroke.cluster.transport.base import COMMIT_TIMEOUT_S, TransferStats
+from twostroke.cluster.transport.base import TransferStats
+from twostroke.cluster.transport.control import failed, send_abort, send_commit, writer_of
 from twostroke.cluster.wire.channel import open_channel
 from twostroke.cluster.wire.convert import layout_to_wire
 from twostroke.proto.v1 import kv_transfer_pb2 as pb
@@ -34,10 +34,8 @@ from twostroke.proto.v1 import kv_transfer_pb2_grpc
 log = structlog.get_logger(__name__)
 
 PUSH_BYTES = 16 << 20
-MAX_PAIRS = 64
-ABORT_TIMEOUT_S = 2.0
-COMMIT_ATTEMPTS = 3
-COMMIT_PAUSE_S = 0.2
+
+Key = tuple[str, Incarnation]
 
 
 class _Pair:
@@ -48,6 +46,7 @@ class _Pair:
         self.stub = kv_transfer_pb2_grpc.KvTransferStub(self.channel)  # type: ignore[no-untyped-call]
         self.agreed = False
         self.num_open = 0
+        self.idle: asyncio.TimerHandle | None = None
 
 
 class GrpcTransport:
@@ -62,116 +61,150 @@ class GrpcTransport:
         *,
         message_bytes: int = 1 << 20,
         operation_timeout_s: float = 10.0,
+        idle_s: float = 300.0,
     ) -> None:
         """`incarnation` is the sender's own, for the logs."""
-        self._memory = memory
+        self.memory = memory
+        self.message_bytes = message_bytes
+        self.timeout_s = operation_timeout_s
         self._incarnation = incarnation
-        self._message_bytes = message_bytes
-        self._timeout_s = operation_timeout_s
-        self._pairs: OrderedDict[tuple[str, Incarnation], _Pair] = OrderedDict()
+        self._idle_s = idle_s
+        self._pairs: dict[Key, _Pair] = {}
+        self._tasks = TaskOwner("grpc_transport")
+
+    @property
+    def num_channels(self) -> int:
+        return len(self._pairs)
 
     async def open(self, lease: Lease) -> "GrpcShipment":
-        check_compatible(self._memory.layout, lease.layout)
-        pair = await self._pair(lease)
-        if not pair.agreed:
-            request = pb.AgreeRequest(incarnation=lease.incarnation, layout=layout_to_wire(self._memory.layout))
-            try:
-                await pair.stub.Agree(request, timeout=self._timeout_s)
-            except grpc.aio.AioRpcError as error:
-                raise _failed("agree", lease, error) from error
-            pair.agreed = True
-            log.info("pair_agreed", ours=self._incarnation, theirs=lease.incarnation, address=lease.shards[0].address)
-        return GrpcShipment(lease, pair, self._memory, self._message_bytes, self._timeout_s)
-
-    async def _pair(self, lease: Lease) -> _Pair:
+        check_compatible(self.memory.layout, lease.layout)
         key = (lease.shards[0].address, lease.incarnation)
+        pair = self._acquire(key)
+        try:
+            if not pair.agreed:
+                await self._agree(pair, lease)
+        except BaseException:
+            self.release(key, pair)
+            raise
+        return GrpcShipment(self, lease, key, pair)
+
+    async def _agree(self, pair: _Pair, lease: Lease) -> None:
+        request = pb.AgreeRequest(incarnation=lease.incarnation, layout=layout_to_wire(self.memory.layout))
+        try:
+            await pair.stub.Agree(request, timeout=self.timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise failed("agree", lease, error) from error
+        pair.agreed = True
+        log.info("pair_agreed", ours=self._incarnation, theirs=lease.incarnation, address=lease.shards[0].address)
+        for key, other in list(self._pairs.items()):
+            if key[0] == lease.shards[0].address and key[1] != lease.incarnation and not other.num_open:
+                self._drop(key)
+
+    def _acquire(self, key: Key) -> _Pair:
         pair = self._pairs.get(key)
         if pair is None:
             pair = self._pairs[key] = _Pair(key[0])
-        self._pairs.move_to_end(key)
-        if len(self._pairs) > MAX_PAIRS:
-            idle = next((key for key, pair in self._pairs.items() if pair.num_open == 0), None)
-            if idle is not None and idle != key:
-                await self._pairs.pop(idle).channel.close(grace=None)
+        pair.num_open += 1
+        if pair.idle is not None:
+            pair.idle.cancel()
+            pair.idle = None
         return pair
+
+    def release(self, key: Key, pair: _Pair) -> None:
+        """A shipment of this pair is over."""
+        pair.num_open -= 1
+        if pair.num_open or self._pairs.get(key) is not pair:
+            return
+        if pair.agreed:
+            pair.idle = asyncio.get_running_loop().call_later(self._idle_s, self._drop, key)
+        else:
+            self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        pair = self._pairs.pop(key)
+        if pair.idle is not None:
+            pair.idle.cancel()
+        self._tasks.spawn(pair.channel.close(grace=None), f"close.{key[1]}")
 
     async def close(self) -> None:
         while self._pairs:
             _, pair = self._pairs.popitem()
+            if pair.idle is not None:
+                pair.idle.cancel()
             await pair.channel.close(grace=None)
+        await self._tasks.close()
 
 
 class GrpcShipment:
     """Implements `base.Shipment`."""
 
-    def __init__(self, lease: Lease, pair: _Pair, memory: PageMemory, message_bytes: int, timeout_s: float) -> None:
+    def __init__(self, transport: GrpcTransport, lease: Lease, key: Key, pair: _Pair) -> None:
+        """The pair is acquired for us."""
+        self._transport = transport
         self._lease = lease
+        self._key = key
         self._pair = pair
-        self._memory = memory
-        self._message_bytes = message_bytes
-        self._timeout_s = timeout_s
-        self._writer = pb.Writer(lease_id=lease.lease_id, epoch=lease.epoch, nonce=lease.nonce)
         self._num_pages = 0
         self._busy_s = 0.0
         self._open = True
-        pair.num_open += 1
 
     async def push(self, first: int, pages: Sequence[PageId]) -> None:
-        at_once = max(1, PUSH_BYTES // self._memory.layout.page_bytes)
+        memory = self._transport.memory
+        at_once = max(1, PUSH_BYTES // memory.layout.page_bytes)
         started_s = time.monotonic()
+        call: grpc.aio.StreamUnaryCall[pb.PushPart, pb.PushReply] | None = None
         try:
             for start in range(0, len(pages), at_once):
-                await self._push(first + start, pages[start : start + at_once])
-        finally:
-            self._busy_s += time.monotonic() - started_s
-
-    async def _push(self, first: int, pages: Sequence[PageId]) -> None:
-        data, checksums = await in_thread(_read, self._memory, pages)
-
-        async def parts() -> AsyncIterator[pb.PushPart]:
-            yield pb.PushPart(header=pb.PushHeader(writer=self._writer, first=first, checksums=checksums))
-            for start in range(0, len(data), self._message_bytes):
-                yield pb.PushPart(data=data[start : start + self._message_bytes])
-
-        try:
-            await self._pair.stub.Push(parts(), timeout=self._timeout_s)
+                some = pages[start : start + at_once]
+                data, checksums = await in_thread(_read, memory, some)
+                if call is not None:
+                    await call
+                call = self._start(first + start, data, checksums)
+            if call is not None:
+                await call
         except grpc.aio.AioRpcError as error:
-            raise _failed("push", self._lease, error) from error
+            raise failed("push", self._lease, error) from error
+        finally:
+            if call is not None:
+                call.cancel()
+            self._busy_s += time.monotonic() - started_s
         self._num_pages += len(pages)
 
-    async def commit(self, first_token: int, first_token_index: int) -> TransferStats:
-        request = pb.CommitPages(
-            writer=self._writer,
-            num_pages=len(self._lease.shards[0].pages),
-            first_token=first_token,
-            first_token_index=first_token_index,
+    def _start(
+        self, first: int, data: bytes, checksums: list[int]
+    ) -> "grpc.aio.StreamUnaryCall[pb.PushPart, pb.PushReply]":
+        """Starts to send at once."""
+        size = self._transport.message_bytes
+
+        async def parts() -> AsyncIterator[pb.PushPart]:
+            header = pb.PushHeader(writer=writer_of(self._lease), first=first, checksums=checksums)
+            yield pb.PushPart(header=header)
+            for start in range(0, len(data), size):
+                yield pb.PushPart(data=data[start : start + size])
+
+        call: grpc.aio.StreamUnaryCall[pb.PushPart, pb.PushReply] = self._pair.stub.Push(
+            parts(), timeout=self._transport.timeout_s
         )
-        deadline_s = time.monotonic() + min(COMMIT_TIMEOUT_S, COMMIT_ATTEMPTS * self._timeout_s)
-        for attempt in range(COMMIT_ATTEMPTS):
-            try:
-                await self._pair.stub.Commit(request, timeout=max(0.0, deadline_s - time.monotonic()))
-                break
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE or attempt == COMMIT_ATTEMPTS - 1:
-                    raise _failed("commit", self._lease, error) from error
-                await asyncio.sleep(COMMIT_PAUSE_S)
+        return call
+
+    async def commit(self, first_token: int, first_token_index: int) -> TransferStats:
+        await send_commit(self._pair.stub, self._lease, first_token, first_token_index, self._transport.timeout_s)
         self._end()
-        num_bytes = self._num_pages * self._memory.layout.page_bytes
+        num_bytes = self._num_pages * self._transport.memory.layout.page_bytes
         return TransferStats("grpc", self._num_pages, num_bytes, self._busy_s)
 
     async def abort(self, reason: str) -> None:
         if not self._open:
             return
-        self._end()
         try:
-            await self._pair.stub.Abort(pb.AbortPages(writer=self._writer, reason=reason), timeout=ABORT_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            log.info("abort_untold", lease=self._lease.lease_id, error=error.details())
+            await send_abort(self._pair.stub, self._lease, reason)
+        finally:
+            self._end()
 
     def _end(self) -> None:
         if self._open:
             self._open = False
-            self._pair.num_open -= 1
+            self._transport.release(self._key, self._pair)
 
 
 def _read(memory: PageMemory, pages: Sequence[PageId]) -> tuple[bytes, list[int]]:
@@ -180,7 +213,3 @@ def _read(memory: PageMemory, pages: Sequence[PageId]) -> tuple[bytes, list[int]
     size = memory.layout.page_bytes
     view = memoryview(data)
     return data, [crc32(view[start : start + size]) for start in range(0, len(data), size)]
-
-
-def _failed(what: str, lease: Lease, error: grpc.aio.AioRpcError) -> TransferFailed:
-    return TransferFailed(f"{what} to {lease.worker_id}: {error.code().name}: {error.details()}")

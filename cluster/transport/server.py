@@ -19,6 +19,7 @@ from twostroke.cluster.core.ids import Incarnation, LeaseId, PageId
 from twostroke.cluster.core.layout import PageMemory, check_compatible
 from twostroke.cluster.transport.base import CommitRequest, Intake, PageWrite
 from twostroke.cluster.wire.convert import layout_from_wire
+from twostroke.cluster.wire.status import abort_with
 from twostroke.proto.v1 import kv_transfer_pb2 as pb
 from twostroke.proto.v1 import kv_transfer_pb2_grpc
 
@@ -45,11 +46,11 @@ class TransferServicer(kv_transfer_pb2_grpc.KvTransferServicer):
 
     async def Agree(self, request: pb.AgreeRequest, context: Context) -> pb.AgreeReply:
         if request.incarnation != self._incarnation:
-            await _refuse(context, f"{request.incarnation} is not here any more; this is {self._incarnation}")
+            await refuse(context, f"{request.incarnation} is not here any more; this is {self._incarnation}")
         try:
             check_compatible(self._memory.layout, layout_from_wire(request.layout))
         except LayoutMismatch as error:
-            await _refuse(context, error.message)
+            await abort_with(context, error)
         return pb.AgreeReply()
 
     async def Push(self, parts: AsyncIterator[pb.PushPart], context: Context) -> pb.PushReply:
@@ -57,7 +58,7 @@ class TransferServicer(kv_transfer_pb2_grpc.KvTransferServicer):
             async with self._slots:
                 await self._push(parts)
         except TransferFailed as error:
-            await _refuse(context, error.message)
+            await refuse(context, error.message)
         return pb.PushReply()
 
     async def _push(self, parts: AsyncIterator[pb.PushPart]) -> None:
@@ -99,7 +100,7 @@ class TransferServicer(kv_transfer_pb2_grpc.KvTransferServicer):
         try:
             self._intake.commit(commit)
         except TransferFailed as error:
-            await _refuse(context, error.message)
+            await refuse(context, error.message)
         return pb.CommitReply()
 
     async def Abort(self, request: pb.AbortPages, context: Context) -> pb.AbortReply:
@@ -107,7 +108,7 @@ class TransferServicer(kv_transfer_pb2_grpc.KvTransferServicer):
         try:
             self._intake.abort(LeaseId(writer.lease_id), writer.epoch, writer.nonce, request.reason)
         except TransferFailed as error:
-            await _refuse(context, error.message)
+            await refuse(context, error.message)
         return pb.AbortReply()
 
 
@@ -122,6 +123,7 @@ def _store(memory: PageMemory, pages: Sequence[PageId], data: bytearray, checksu
         memory.write(pages, view)
 
 
-async def _refuse(context: Context, message: str) -> NoReturn:
+async def refuse(context: Context, message: str) -> NoReturn:
+    """End the call: a refusal, which UNAVAILABLE (a broken connection, worth another try) is not."""
     await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
     raise AssertionError("abort returned")

@@ -226,3 +226,81 @@ class KvTransfer:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class KvCollectiveStub:
+    """The control of the `collective` transport. Commit and Abort are KvTransfer's.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Pair = channel.stream_stream(
+                '/twostroke.v1.KvCollective/Pair',
+                request_serializer=twostroke_dot_proto_dot_v1_dot_kv__transfer__pb2.PairRequest.SerializeToString,
+                response_deserializer=twostroke_dot_proto_dot_v1_dot_kv__transfer__pb2.PairReply.FromString,
+                _registered_method=True)
+
+
+class KvCollectiveServicer:
+    """The control of the `collective` transport. Commit and Abort are KvTransfer's.
+    """
+
+    def Pair(self, request_iterator, context):
+        """One stream is one generation of a pair's process group: the group ends with the stream, whoever ends it.
+        Join -> Joined, both build the group; then, one at a time and in order:
+        Offer -> Ready, the bytes over the group, Done -> Ack. Refused in place of Ready or Ack ends that offer only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_KvCollectiveServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Pair': grpc.stream_stream_rpc_method_handler(
+                    servicer.Pair,
+                    request_deserializer=twostroke_dot_proto_dot_v1_dot_kv__transfer__pb2.PairRequest.FromString,
+                    response_serializer=twostroke_dot_proto_dot_v1_dot_kv__transfer__pb2.PairReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'twostroke.v1.KvCollective', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('twostroke.v1.KvCollective', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class KvCollective:
+    """The control of the `collective` transport. Commit and Abort are KvTransfer's.
+    """
+
+    @staticmethod
+    def Pair(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/twostroke.v1.KvCollective/Pair',
+            twostroke_dot_proto_dot_v1_dot_kv__transfer__pb2.PairRequest.SerializeToString,
+            twostroke_dot_proto_dot_v1_dot_kv__transfer__pb2.PairReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

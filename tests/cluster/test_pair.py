@@ -27,6 +27,17 @@ async def test_ragged_prompts_give_the_golden_answer(links: Links, page_size: in
             assert answer == golden(submit.prompt, submit.sampling.max_tokens, 1000)
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+async def test_pages_over_torch_distributed_give_the_golden_answer(page_size: int) -> None:
+    shape = Shape(links="grpc", collective=True, decode=2, page_size=page_size, num_pages=2048 // page_size)
+    async with driven(shape) as driver:
+        lengths = [1, page_size, page_size + 1, 33, 50, 300]
+        submits = [driver.submit(prompt(length, number), 2 + number) for number, length in enumerate(lengths, start=1)]
+        answers = await asyncio.gather(*(driver.generate(submit) for submit in submits))
+        for submit, answer in zip(submits, answers, strict=True):
+            assert answer == golden(submit.prompt, submit.sampling.max_tokens, 1000)
+
+
 @pytest.mark.parametrize("links", LINKS)
 async def test_one_token_needs_no_lease(links: Links) -> None:
     async with driven(Shape(links=links)) as driver:

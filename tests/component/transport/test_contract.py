@@ -1,26 +1,44 @@
 """One contract, all transports: pages arrive whole, checked and under a live lease, or the sender hears why not."""
 
 import asyncio
+import os
+import signal
+import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from zlib import crc32
 
 import grpc
 import pytest
+import torch
 
 from tests.transfer_builders import DECODE, LAYOUT, PREFILL, DecodeSide, make_layout, make_lease, random_pages, renewed
+from tests.waiting import until
+from twostroke.cluster.core.byte_pages import BytePages
 from twostroke.cluster.core.errors import LayoutMismatch, TransferFailed
 from twostroke.cluster.core.ids import Incarnation, LeaseId, PageId
 from twostroke.cluster.core.layout import PageLayout
 from twostroke.cluster.core.messages import Lease
-from twostroke.cluster.transport.base import Transport
+from twostroke.cluster.transport.base import PageWrite, Transport, WriteTicket
+from twostroke.cluster.transport.collective import CollectiveTransport
+from twostroke.cluster.transport.collective_group import PREFILL_RANK, PairGroup, PairThread, checksums
+from twostroke.cluster.transport.collective_server import CollectiveServicer
+from twostroke.cluster.transport.control import writer_of
 from twostroke.cluster.transport.grpc import GrpcTransport
 from twostroke.cluster.transport.loopback import LoopbackTransport, Receiver
 from twostroke.cluster.transport.server import add_transfer_services
 from twostroke.cluster.wire.channel import bind, new_server, open_channel
+from twostroke.cluster.wire.convert import layout_to_wire
+from twostroke.decode_worker.intake import LeaseBook
 from twostroke.proto.v1 import kv_transfer_pb2 as pb
-from twostroke.proto.v1.kv_transfer_pb2_grpc import KvTransferStub
+from twostroke.proto.v1.kv_transfer_pb2_grpc import (
+    KvCollectiveStub,
+    KvTransferStub,
+    add_KvCollectiveServicer_to_server,
+)
 
 Tamper = Callable[[bytearray], None]
 
@@ -33,6 +51,7 @@ class Pair:
     closers: list[Callable[[], object]] = field(default_factory=list)
     receivers: dict[Incarnation, Receiver] = field(default_factory=dict)
     address: str = "127.0.0.1:1"
+    max_groups: int = 16
 
     async def serve(self, side: DecodeSide, incarnation: Incarnation = DECODE, port: int = 0) -> Callable[[], object]:
         """Start a life of the decode worker; returns what kills it."""
@@ -41,10 +60,15 @@ class Pair:
             return lambda: self.receivers.pop(incarnation)
         server = new_server()
         add_transfer_services(server, side.book, side.memory, incarnation)
+        servicer = CollectiveServicer(
+            side.book, side.memory, incarnation, host="127.0.0.1", operation_timeout_s=2.0, max_groups=self.max_groups
+        )
+        add_KvCollectiveServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
         self.address = f"127.0.0.1:{bind(server, '127.0.0.1', port)}"
         await server.start()
 
         async def stop() -> None:
+            await servicer.close()
             await server.stop(None)
 
         self.closers.append(stop)
@@ -55,8 +79,25 @@ class Pair:
         transport: Transport
         if self.kind == "loopback":
             transport = LoopbackTransport(memory, self.receivers, tamper)
-        else:
+        elif self.kind == "grpc":
             transport = GrpcTransport(memory, PREFILL, message_bytes=64 << 10, operation_timeout_s=2.0)
+        else:
+            return self.collective(memory)
+        self.closers.insert(0, transport.close)
+        return transport
+
+    def collective(
+        self, memory: BytePages, sender: Incarnation = PREFILL, idle_group_s: float = 60.0, max_groups: int = 16
+    ) -> CollectiveTransport:
+        transport = CollectiveTransport(
+            memory,
+            sender,
+            host="127.0.0.1",
+            offer_bytes=64 << 10,
+            operation_timeout_s=2.0,
+            idle_group_s=idle_group_s,
+            max_groups=max_groups,
+        )
         self.closers.insert(0, transport.close)
         return transport
 
@@ -72,7 +113,7 @@ async def run(closer: Callable[[], object]) -> None:
         await result
 
 
-@pytest.fixture(params=["loopback", "grpc"])
+@pytest.fixture(params=["loopback", "grpc", "collective"])
 async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
     threads = len(threads_of_ours())
     pair = Pair(request.param)
@@ -194,7 +235,7 @@ async def test_another_layout_is_refused_by_name(pair: Pair) -> None:
     with pytest.raises(LayoutMismatch, match="model_fingerprint"):
         await pair.sender(other).open(lease)
     # A lease that lies about the layout does not get past the receiver's own.
-    with pytest.raises((LayoutMismatch, TransferFailed), match="model_fingerprint"):
+    with pytest.raises(LayoutMismatch, match="model_fingerprint"):
         await pair.sender(other).open(replace(lease, layout=other))
 
 
@@ -211,6 +252,8 @@ async def test_a_flipped_bit_is_refused_and_nothing_is_written(pair: Pair) -> No
         shipment = await pair.sender(tamper=flip).open(lease)
         with pytest.raises(TransferFailed, match="page 1 of the push arrived damaged"):
             await ship(shipment, 2)
+    elif pair.kind == "collective":
+        assert await offer_raw(pair.address, lease, wrong_sum_of=1) == "page 1 of the push arrived damaged"
     else:
         data = bytearray(range(2 * size))
         sums = [crc32(data[:size]), crc32(data[size:])]
@@ -230,6 +273,43 @@ async def push_raw(address: str, lease: Lease, sums: list[int], parts: list[byte
     async with open_channel(address) as channel:
         call = KvTransferStub(channel).Push(iter(messages), timeout=5)  # type: ignore[no-untyped-call]
         return await call.code(), await call.details()
+
+
+async def offer_raw(address: str, lease: Lease, wrong_sum_of: int) -> str:
+    """One offer of all pages whose sums do not fit its bytes; why it was refused."""
+    count, size = len(lease.shards[0].pages), len(lease.shards[0].pages) * lease.layout.page_bytes
+    thread = PairThread("raw")
+    async with open_channel(address) as channel, asyncio.timeout(10):
+        stream = KvCollectiveStub(channel).Pair()  # type: ignore[no-untyped-call]
+        join = pb.PairJoin(
+            sender="raw",
+            incarnation=lease.incarnation,
+            layout=layout_to_wire(lease.layout),
+            device="cpu",
+            offer_bytes=size,
+        )
+        await stream.write(pb.PairRequest(join=join))
+        joined = (await stream.read()).joined
+        group = PairGroup(
+            random_pages(lease.layout, 64),
+            name=joined.group,
+            rank=PREFILL_RANK,
+            backend=joined.backend,
+            host="127.0.0.1",
+            staging_bytes=size,
+            timeout_s=5.0,
+        )
+        await thread.run(group.connect, ("127.0.0.1", joined.store_port))
+        await thread.run(group.stage, ids(*range(count)))
+        await stream.write(pb.PairRequest(offer=pb.PairOffer(seq=1, writer=writer_of(lease), first=0, count=count)))
+        assert (await stream.read()).ready.seq == 1
+        sums = await thread.run(group.send, count, time.monotonic() + 5)
+        sums[2 * wrong_sum_of] ^= 0x10
+        await stream.write(pb.PairRequest(done=pb.PairDone(seq=1, checksums=sums)))
+        reply = await stream.read()
+    thread.stop(group.close)
+    assert await thread.wait_ended(5)
+    return str(reply.refused.reason)
 
 
 @pytest.mark.parametrize("sizes", [[], [64], [64, 63], [64, 64, 1], [200]])
@@ -324,3 +404,153 @@ async def test_many_shipments_at_once_all_arrive(pair: Pair) -> None:
         assert_arrived(side, lease, ids(0, 1))
         side.book.close(lease.lease_id, committed=True)
     side.assert_at_rest()
+
+
+# --------------------------------------------------------------------------------- peers that die or freeze
+
+
+class Peer:
+    """`tests.transfer_peer` in a process of its own: it ends or freezes itself when its n-th write begins."""
+
+    def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
+        self.process = process
+        self.address = address
+
+    @staticmethod
+    async def start(signal_name: str, at_write: int, page_bytes: int) -> "Peer":
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.transfer_peer",
+            signal_name,
+            str(at_write),
+            str(page_bytes),
+            stdout=asyncio.subprocess.PIPE,
+            cwd=Path(__file__).parents[3],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])},
+        )
+        assert process.stdout is not None
+        async with asyncio.timeout(30):
+            line = await process.stdout.readline()
+        return Peer(process, line.decode().strip())
+
+    async def end(self) -> None:
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGKILL)
+        await self.process.wait()
+
+
+@pytest.mark.parametrize("pair", ["grpc", "collective"], indirect=True)
+@pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGSTOP"])
+async def test_a_peer_that_dies_or_freezes_in_a_page_is_an_error_in_time(pair: Pair, signal_name: str) -> None:
+    layout = make_layout(1 << 20)
+    peer = await Peer.start(signal_name, 2, layout.page_bytes)
+    pair.closers.append(peer.end)
+    side = DecodeSide(layout, num_pages=4)
+    other_life = Incarnation("other")
+    await pair.serve(side, other_life)
+    transport = pair.sender(layout, num_pages=4)
+    doomed = await transport.open(make_lease([0, 1, 2], layout=layout, address=peer.address, lease_id=LeaseId("peer")))
+    await doomed.push(0, ids(0))
+
+    started_s = time.monotonic()
+    push = asyncio.create_task(doomed.push(1, ids(1, 2)))
+    lease = pair.lease(side, [3], other_life)
+    await ship(await transport.open(lease), 1)  # no other pair waits for the frozen one
+    assert time.monotonic() - started_s < 1.5
+    with pytest.raises(TransferFailed):
+        await push
+    assert time.monotonic() - started_s < 2.0 + 1.0
+    if signal_name == "SIGKILL":
+        await doomed.abort("the peer is dead")
+
+
+# ------------------------------------------------------------------------------------------ collective only
+
+
+@pytest.fixture
+async def collective() -> AsyncIterator[Pair]:
+    pair = Pair("collective")
+    yield pair
+    for closer in pair.closers:
+        await run(closer)
+
+
+class OrderedBook(LeaseBook):
+    """Remembers in which order writes came."""
+
+    begun: list[LeaseId]
+
+    def begin(self, write: PageWrite) -> WriteTicket:
+        self.begun.append(write.lease_id)
+        return super().begin(write)
+
+
+async def test_a_pair_is_one_fifo(collective: Pair) -> None:
+    side = DecodeSide()
+    book = side.book = OrderedBook(side.layout, side.committed.append, side.touched.append, side.released.append)
+    book.begun = []
+    await collective.serve(side)
+    transport = collective.collective(random_pages(LAYOUT, 64))
+    leases = [collective.lease(side, [number]) for number in range(20)]
+    shipments = [await transport.open(lease) for lease in leases]
+    async with asyncio.TaskGroup() as group:
+        for shipment in shipments:
+            group.create_task(shipment.push(0, ids(1)))
+    assert book.begun == [lease.lease_id for lease in leases]
+    assert transport.num_groups == 1
+
+
+async def test_a_cancelled_push_keeps_the_pair_in_step(collective: Pair) -> None:
+    side = DecodeSide()
+    await collective.serve(side)
+    transport = collective.collective(random_pages(LAYOUT, 64))
+    first, second = collective.lease(side, [1]), collective.lease(side, [2])
+    dropped, kept = await transport.open(first), await transport.open(second)
+    push = asyncio.create_task(dropped.push(0, ids(1)))
+    await asyncio.sleep(0)
+    push.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await push
+    await dropped.abort("dropped")
+    await ship(kept, 1)
+    assert_arrived(side, second, ids(0))
+    assert transport.num_groups == 1
+
+
+async def test_an_unused_group_closes_and_is_made_again(collective: Pair) -> None:
+    side = DecodeSide()
+    await collective.serve(side)
+    transport = collective.collective(random_pages(LAYOUT, 64), idle_group_s=0.05)
+    await ship(await transport.open(collective.lease(side, [1])), 1)
+    await until(lambda: transport.num_groups == 0)
+    again = collective.lease(side, [2])
+    await ship(await transport.open(again), 1)
+    assert_arrived(side, again, ids(0))
+
+
+async def test_more_groups_than_allowed_are_refused_by_either_side(collective: Pair) -> None:
+    collective.max_groups = 1
+    side, other = DecodeSide(), DecodeSide()
+    await collective.serve(side)
+    lease = collective.lease(side, [1])
+    first = collective.collective(random_pages(LAYOUT, 64), max_groups=1)
+    await ship(await first.open(lease), 1)
+
+    second = collective.collective(random_pages(LAYOUT, 64), Incarnation("prefill-2"))
+    with pytest.raises(TransferFailed, match="max_groups"):
+        await second.open(collective.lease(side, [2]))
+    await collective.serve(other, Incarnation("decode-2"))
+    with pytest.raises(TransferFailed, match="max_groups"):
+        await first.open(collective.lease(other, [1], Incarnation("decode-2")))
+
+
+def test_checksums_are_the_plain_and_the_weighted_sum() -> None:
+    for words in (2, 6, 1024, 1536, 4096):
+        data = torch.randint(-(2**31), 2**31 - 1, (3, words), dtype=torch.int32)
+        wide, places = data.to(torch.int64), torch.arange(words)
+        expected = torch.stack([wide.sum(1), (wide * places).sum(1)], dim=1).flatten().tolist()
+        assert checksums(data.view(torch.uint8).flatten(), 3) == expected
+        data[1, 0], data[1, 1] = int(data[1, 1]), int(data[1, 0]) ^ 1
+        changed = checksums(data.view(torch.uint8).flatten(), 3)
+        assert [now == then for now, then in zip(changed, expected, strict=True)].count(False) >= 1
