@@ -73,3 +73,5 @@ async def in_thread(
     except asyncio.CancelledError:
         await asyncio.wait([work])
         raise
+    finally:
+        del work  # else a failure, its traceback and this frame keep each other alive

@@ -223,7 +223,7 @@ class _Pair:
             self._joining = self._owner.tasks.spawn(self._join(lease), f"join.{self._key[1]}")
         error = await _outcome(self._joining)
         if error is not None:
-            raise error
+            raise _fresh(error)
 
     async def _join(self, lease: Lease) -> Failure | None:
         error: Failure
@@ -280,7 +280,7 @@ class _Pair:
                 await offer.let_go.wait()
             raise
         if error is not None:
-            raise error
+            raise _fresh(error)
 
     async def _ship(self, offer: _Offer) -> TransferFailed | None:
         async with self._fifo:
@@ -405,6 +405,13 @@ class CollectiveShipment:
         if not self._over:
             self._over = True
             self._pair.release()
+
+
+def _fresh(error: Failure) -> Failure:
+    """An equal error to raise: one that is kept, or raised to several, would keep all their frames alive."""
+    if isinstance(error, LayoutMismatch):
+        return LayoutMismatch(error.field, error.ours, error.theirs)
+    return TransferFailed(error.message)
 
 
 def _is_cancelled() -> bool:

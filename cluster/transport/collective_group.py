@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -80,24 +81,11 @@ class PairThread:
             raise TransferFailed("the group is closed")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
-
-        def settle(result: Callable[[], None]) -> None:
-            if not future.done():
-                result()
-
-        def job() -> None:
-            try:
-                value = function(*args, **kwargs)
-            except Exception as raised:
-                error = raised
-                outcome: Callable[[], None] = lambda: future.set_exception(error)  # noqa: E731
-            else:
-                outcome = lambda: future.set_result(value)  # noqa: E731
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(settle, outcome)
-
-        self._jobs.put(job)
-        return await future
+        self._jobs.put(partial(_run_job, loop, future, partial(function, *args, **kwargs)))
+        try:
+            return await future
+        finally:
+            del future  # else a failure, its traceback and this frame keep each other alive
 
     async def finish(
         self, function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
@@ -109,6 +97,8 @@ class PairThread:
         except asyncio.CancelledError:
             await asyncio.wait([work])
             raise
+        finally:
+            del work
 
     def stop(self, last: Callable[[], None]) -> None:
         """Run `last` after what is under way, then end. Does not wait. Idempotent."""
@@ -124,6 +114,27 @@ class PairThread:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+
+
+def _run_job(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Result]", job: Callable[[], Result]) -> None:
+    """In the thread."""
+    try:
+        value = job()
+    except Exception as error:
+        _tell(loop, future.set_exception, error)
+    else:
+        _tell(loop, future.set_result, value)
+    finally:
+        del future
+
+
+def _tell(loop: asyncio.AbstractEventLoop, settle: Callable[[Any], None], outcome: object) -> None:
+    def settle_once() -> None:
+        with suppress(asyncio.InvalidStateError):  # nobody waits any more
+            settle(outcome)
+
+    with suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(settle_once)
 
 
 class PairStore:
