@@ -7,13 +7,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
 from tests.children import child_environment
+from tests.transfer_builders import make_lease
 from tests.waiting import until
 from twostroke.cluster.attach import AttachedLink, connect, describe, fetch_snapshot
 from twostroke.cluster.config import FAKE_VOCAB_SIZE, Config, parse_config
+from twostroke.cluster.core.byte_pages import BytePages
 from twostroke.cluster.core.ids import JobId, RequestId, WorkerId, new_incarnation
 from twostroke.cluster.core.link import WorkerLink
 from twostroke.cluster.core.messages import Ended, Leased, Outcome, Role, Stroke, Submit, Tokens, WorkerInfo
@@ -99,8 +102,26 @@ def submit(prompt: tuple[int, ...], num_tokens: int, stroke: Stroke) -> Submit:
     return Submit(JobId(RequestId("r"), 0, 0), stroke, prompt, (), SamplingParams(max_tokens=num_tokens), 30.0)
 
 
-async def test_a_pair_of_services_serves_a_request_over_grpc() -> None:
-    async with running(Role.DECODE) as (_, decode), running(Role.PREFILL) as (_, prefill), AsyncExitStack() as stack:
+def over(*transports: str, max_groups: int = 16) -> Config:
+    transfer = CONFIG.transfer.model_copy(update={"transports": transports, "max_groups": max_groups})
+    return CONFIG.model_copy(update={"transfer": transfer})
+
+
+@pytest.mark.parametrize(
+    ("config", "occupied", "expected"),
+    [
+        pytest.param(over("grpc"), False, "grpc", id="grpc"),
+        pytest.param(over("collective", "grpc"), False, "collective", id="collective"),
+        pytest.param(over("collective", "grpc", max_groups=1), True, "grpc", id="no group left"),
+    ],
+)
+async def test_a_pair_of_services_serves_a_request(config: Config, occupied: bool, expected: str) -> None:
+    async with AsyncExitStack() as stack:
+        _, decode = await stack.enter_async_context(running(Role.DECODE, config))
+        _, prefill = await stack.enter_async_context(running(Role.PREFILL, config))
+        assert decode.transports == config.transfer.transports
+        if occupied:
+            await occupy_a_group(stack, decode)
         to_decode, heard_decode = await attach(stack, decode)
         to_prefill, heard_prefill = await attach(stack, prefill)
         request = submit(tuple(range(100)), 20, Stroke.RESERVE)
@@ -113,12 +134,21 @@ async def test_a_pair_of_services_serves_a_request_over_grpc() -> None:
 
         end = heard_prefill.first(Ended)
         assert isinstance(end, Ended)
-        assert (end.outcome, end.timings.transport, end.timings.pages_shipped) == (Outcome.HANDED_OVER, "grpc", 25)
+        assert (end.outcome, end.timings.transport, end.timings.pages_shipped) == (Outcome.HANDED_OVER, expected, 25)
         tokens = heard_prefill.tokens + heard_decode.tokens
         assert tokens == golden(request.prompt, 20, FAKE_VOCAB_SIZE)
         snapshot = await fetch_snapshot(decode.address)
         assert snapshot.incarnation == decode.incarnation
         assert len(snapshot.keys) >= 25
+
+
+async def occupy_a_group(stack: AsyncExitStack, decode: WorkerInfo) -> None:
+    from twostroke.cluster.transport.collective import CollectiveTransport
+
+    transport = CollectiveTransport(BytePages(decode.layout, 1), new_incarnation(), host="127.0.0.1")
+    stack.push_async_callback(transport.close)
+    lease = make_lease([], layout=decode.layout, address=decode.address, incarnation=decode.incarnation)
+    await transport.open(lease)
 
 
 async def test_health_description_and_metrics() -> None:
@@ -167,15 +197,13 @@ async def test_an_unreachable_redis_stops_nothing() -> None:
 
 async def test_fake_services_need_no_torch() -> None:
     script = (
-        "import sys, twostroke.prefill_worker.service, twostroke.decode_worker.service\n"
-        "from tests.cluster.test_services import CONFIG\n"
+        "import asyncio, sys\n"
+        "from tests.cluster.test_services import CONFIG, running\n"
         "from twostroke.cluster.core.messages import Role\n"
-        "from twostroke.engine.build import make_executor\n"
-        "make_executor(CONFIG, Role.PREFILL)\n"
-        "print('torch' in sys.modules)\n"
+        "async def main():\n"
+        "    async with running(Role.DECODE), running(Role.PREFILL):\n"
+        "        return int('torch' in sys.modules)\n"
+        "sys.exit(asyncio.run(main()))\n"
     )
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE, env=child_environment()
-    )
-    out, _ = await asyncio.wait_for(process.communicate(), 60)
-    assert out.decode().strip() == "False"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, env=child_environment())
+    assert await asyncio.wait_for(process.wait(), 60) == 0
