@@ -2,7 +2,7 @@
 
     1. PairStore      on the decode side, one a process: a TCPStore that listens on the worker's own host
     2. connect        both sides meet in the store under the group's name: gloo for host memory, NCCL for two GPUs
-    3. stage + send   pages copied into the staging buffer, posted as one flat message, summed while it travels
+    3. stage + send   pages copied into the staging buffer and summed, then posted as one flat message
        receive        into the staging buffer; `land` checks the sums and only then writes the pages
     4. close          the group, its staging buffer and its names in the store are gone
 
@@ -179,14 +179,16 @@ class PairGroup:
         host: str,
         staging_bytes: int,
         timeout_s: float,
+        slots: int = 1,
     ) -> None:
-        """`host` is our own; gloo listens there."""
+        """`host` is our own; gloo listens there. `slots` messages of `staging_bytes` can be staged at a time."""
         self._memory = memory
         self._name = name
         self._rank = rank
         self._host = host
         self._timeout_s = timeout_s
         self._staging_bytes = staging_bytes
+        self._slots = slots
         self._pool = device_pages(memory) if backend == "nccl" else None
         self._staging: torch.Tensor | None = None
         self._store: Any = None
@@ -212,43 +214,38 @@ class PairGroup:
                 options._devices = [distributed.ProcessGroupGloo.create_device(hostname=self._host)]
                 self._group = distributed.ProcessGroupGloo(named, self._rank, 2, options)
             device = self._pool.device if self._pool is not None else None
-            self._staging = torch.empty(self._staging_bytes, dtype=torch.uint8, device=device)
+            self._staging = torch.empty((self._slots, self._staging_bytes), dtype=torch.uint8, device=device)
         except RuntimeError as error:
             raise _failure("the group cannot be made", error) from error
 
-    def stage(self, pages: Sequence[PageId]) -> None:
-        """Copy the pages; the pool is let go when this returns."""
-        size = len(pages) * self._memory.layout.page_bytes
-        staging = self._buffer(size)
+    def stage(self, pages: Sequence[PageId], slot: int = 0) -> list[int]:
+        """Copy the pages and return their sums; the pool is let go when this returns."""
+        staging = self._buffer(len(pages), slot)
         if self._pool is not None:
             index = torch.tensor(list(pages), dtype=torch.int64, device=self._pool.device)
             torch.index_select(self._pool, 0, index, out=staging.view(len(pages), -1))
             torch.cuda.current_stream().synchronize()
         else:
             staging.numpy()[:] = np.frombuffer(self._memory.read(pages), dtype=np.uint8)
+        return checksums(staging, len(pages))
 
-    def send(self, num_pages: int, deadline_s: float) -> list[int]:
-        """Post what was staged and wait until it left. Returns the sums. `deadline_s` is on time.monotonic."""
-        staging = self._buffer(num_pages * self._memory.layout.page_bytes)
+    def send(self, num_pages: int, deadline_s: float, slot: int = 0) -> None:
+        """Post what was staged and wait until it left. `deadline_s` is on time.monotonic."""
         try:
-            work = self._peer.send([staging], 1 - self._rank, TAG)
-            sums = checksums(staging, num_pages)
-            work.wait(_remaining(deadline_s))
+            self._peer.send([self._buffer(num_pages, slot)], 1 - self._rank, TAG).wait(_remaining(deadline_s))
         except RuntimeError as error:
             raise _failure("sending", error) from error
-        return sums
 
     def receive(self, num_pages: int, deadline_s: float) -> None:
         """Into the staging buffer."""
-        staging = self._buffer(num_pages * self._memory.layout.page_bytes)
         try:
-            self._peer.recv([staging], 1 - self._rank, TAG).wait(_remaining(deadline_s))
+            self._peer.recv([self._buffer(num_pages)], 1 - self._rank, TAG).wait(_remaining(deadline_s))
         except RuntimeError as error:
             raise _failure("receiving", error) from error
 
     def land(self, pages: Sequence[PageId], expected: Sequence[int]) -> None:
         """Check what was received and write it. Raises TransferFailed, and writes nothing, if a page differs."""
-        staging = self._buffer(len(pages) * self._memory.layout.page_bytes)
+        staging = self._buffer(len(pages))
         sums = checksums(staging, len(pages))
         if len(expected) != len(sums):
             raise TransferFailed(f"{len(expected)} checksums for {len(pages)} pages; two a page")
@@ -283,10 +280,10 @@ class PairGroup:
             raise TransferFailed("the group is closed")
         return self._group
 
-    def _buffer(self, size: int) -> torch.Tensor:
+    def _buffer(self, num_pages: int, slot: int = 0) -> torch.Tensor:
         if self._staging is None:
             raise TransferFailed("the group is closed")
-        return self._staging[:size]
+        return self._staging[slot, : num_pages * self._memory.layout.page_bytes]
 
 
 def checksums(data: torch.Tensor, num_pages: int) -> list[int]:

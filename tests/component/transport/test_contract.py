@@ -300,10 +300,10 @@ async def offer_raw(address: str, lease: Lease, wrong_sum_of: int) -> str:
             timeout_s=5.0,
         )
         await thread.run(group.connect, ("127.0.0.1", joined.store_port))
-        await thread.run(group.stage, ids(*range(count)))
+        sums = await thread.run(group.stage, ids(*range(count)))
         await stream.write(pb.PairRequest(offer=pb.PairOffer(seq=1, writer=writer_of(lease), first=0, count=count)))
         assert (await stream.read()).ready.seq == 1
-        sums = await thread.run(group.send, count, time.monotonic() + 5)
+        await thread.run(group.send, count, time.monotonic() + 5)
         sums[2 * wrong_sum_of] ^= 0x10
         await stream.write(pb.PairRequest(done=pb.PairDone(seq=1, checksums=sums)))
         reply = await stream.read()
