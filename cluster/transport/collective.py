@@ -88,12 +88,13 @@ class CollectiveTransport:
         except BaseException:
             pair.release()
             raise
+        # Only now: a late lease of a life that is over must not end the pair with the present one.
+        for (address, incarnation), other in list(self._pairs.items()):
+            if address == key[0] and incarnation != key[1]:
+                other.break_up("another life of the worker began")
         return CollectiveShipment(self.sender, lease, pair)
 
     def _new_pair(self, key: Key) -> Pair:
-        for other in list(self._pairs):
-            if other == key or other[0] == key[0]:
-                self._pairs[other].break_up("another life of the worker, or of the pair, began")
         failed_at_s, reason = self._failures.get(key, (float("-inf"), ""))
         if time.monotonic() - failed_at_s < REJOIN_S:
             raise TransferFailed(reason)

@@ -383,7 +383,10 @@ async def test_a_dead_peer_is_an_error_and_its_next_life_a_new_pair(pair: Pair) 
     with pytest.raises(TransferFailed):
         await ship(await transport.open(lease), 1)  # the old life does not come back
     again = pair.lease(reborn, [5], life)
-    await ship(await transport.open(again), 1)
+    under_way = await transport.open(again)
+    with pytest.raises(TransferFailed):
+        await ship(await transport.open(lease), 1)  # nor does it disturb the new one
+    await ship(under_way, 1)
     assert_arrived(reborn, again, ids(0))
 
 
