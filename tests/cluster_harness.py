@@ -1,11 +1,11 @@
-"""A cluster of fake workers in one process: real engines, schedulers, lease books, shipping; no torch, no router.
+"""A cluster of workers in one process: real engines, schedulers, lease books, shipping; no router.
 
     async with fake_cluster(Shape(prefill=1, decode=2)) as cluster:
         link = await cluster.connect(cluster.decode[0], router, listener)     # a WorkerLink
         ...
         await cluster.lose(cluster.prefill[0], "killed")                      # as a router sees a dead worker
 
-`links` is how routers attach: `direct` (core.link.DirectLink) or `grpc` (the attached stream on 127.0.0.1).
+Executors are fakes without torch unless `make_executor` gives others. `links` is how routers attach: `direct` (core.link.DirectLink) or `grpc` (the attached stream on 127.0.0.1).
 Leaving the context waits for rest, closes everything and proves that nothing leaked: page ledgers, scheduler
 integrity, lease books, shipments, tasks.
 """
@@ -35,7 +35,8 @@ from twostroke.cluster.wire.channel import bind, new_server
 from twostroke.cluster.worker_host import WorkerHost
 from twostroke.decode_worker.scheduler import DecodeLimits
 from twostroke.decode_worker.worker import DecodeWorker
-from twostroke.engine.fake_executor import FakeExecutor, fake_layout
+from twostroke.engine.executor import Executor
+from twostroke.engine.fake_executor import FakeExecutor
 from twostroke.prefill_worker.scheduler import PrefillLimits
 from twostroke.prefill_worker.worker import PrefillWorker
 from twostroke.proto.v1.kv_transfer_pb2_grpc import add_KvCollectiveServicer_to_server
@@ -63,6 +64,9 @@ class Shape:
     prefill_chunk: int = 16
     decode_chunk: int = 32
     step_delay_s: float = 0.0
+    message_bytes: int = 4096
+    """Of a part of a push or of an offer: small, so that there are many."""
+    timing: Timing = FAST
     hold_s: float = 10.0
     lease_ttl_s: float = 10.0
     max_running: int = 64
@@ -82,8 +86,9 @@ class Node:
     """One worker of the harness."""
 
     info: WorkerInfo
-    executor: FakeExecutor
+    executor: Executor
     worker: PrefillWorker | DecodeWorker
+    registry: CollectorRegistry
     batches: list[PrefixBatch] = field(default_factory=list)
     links: list[WorkerLink] = field(default_factory=list)
     server: grpc.aio.Server | None = None
@@ -102,13 +107,16 @@ class Node:
 
 
 WrapTransport = Callable[[Transport], Transport]
+MakeExecutor = Callable[[int], Executor]
+"""From a number of pages."""
 
 
 class FakeCluster:
     """Made by `fake_cluster`."""
 
-    def __init__(self, shape: Shape, wrap: WrapTransport) -> None:
+    def __init__(self, shape: Shape, wrap: WrapTransport, make_executor: MakeExecutor | None) -> None:
         self.shape = shape
+        self._make_executor = make_executor or self._make_fake
         self.prefill: list[Node] = []
         self.decode: list[Node] = []
         self._wrap = wrap
@@ -123,7 +131,7 @@ class FakeCluster:
         shape = self.shape
         siblings = self.prefill if role is Role.PREFILL else self.decode
         num_pages = shape.decode_pages if role is Role.DECODE and shape.decode_pages else shape.num_pages
-        executor = FakeExecutor(num_pages, shape.page_size, shape.vocab_size, shape.max_positions, shape.step_delay_s)
+        executor = self._make_executor(num_pages)
         server = new_server() if shape.links == "grpc" else None
         info = WorkerInfo(
             worker_id=WorkerId(f"{role.value}-{len(siblings)}"),
@@ -131,30 +139,33 @@ class FakeCluster:
             role=role,
             address=f"127.0.0.1:{bind(server, '127.0.0.1', 0)}" if server else "",
             model="fake",
-            layout=fake_layout(shape.page_size),
+            layout=executor.memory.layout,
             num_pages=num_pages,
-            max_context=min(shape.max_positions, num_pages * shape.page_size),
+            max_context=min(executor.max_positions, num_pages * shape.page_size),
             chunk_tokens=shape.prefill_chunk if role is Role.PREFILL else shape.decode_chunk,
             transports=("collective",) if shape.collective else ("grpc",) if server else ("loopback",),
         )
         batches: list[PrefixBatch] = []
-        metrics = WorkerMetrics(CollectorRegistry(), info.model, info.worker_id)
+        registry = CollectorRegistry()
+        metrics = WorkerMetrics(registry, info.model, info.worker_id)
         worker: PrefillWorker | DecodeWorker
         if role is Role.PREFILL:
             inner: Transport = LoopbackTransport(executor.memory, self._receivers)
             if shape.collective:
                 from twostroke.cluster.transport.collective import CollectiveTransport
 
-                inner = CollectiveTransport(executor.memory, info.incarnation, host="127.0.0.1", offer_bytes=4096)
+                inner = CollectiveTransport(
+                    executor.memory, info.incarnation, host="127.0.0.1", offer_bytes=shape.message_bytes
+                )
             elif server is not None:
-                inner = GrpcTransport(executor.memory, info.incarnation, message_bytes=4096)
+                inner = GrpcTransport(executor.memory, info.incarnation, message_bytes=shape.message_bytes)
             worker = PrefillWorker(info, executor, shape.prefill_limits, [self._wrap(inner)], batches.append, metrics)
         else:
             worker = DecodeWorker(info, executor, shape.decode_limits, batches.append, metrics)
             self._receivers[info.incarnation] = Receiver(worker.book, executor.memory)
             if server is not None:
                 add_transfer_services(server, worker.book, executor.memory, info.incarnation)
-        node = Node(info, executor, worker, batches, server=server)
+        node = Node(info, executor, worker, registry, batches, server=server)
         if shape.collective and isinstance(worker, DecodeWorker):
             from twostroke.cluster.transport.collective_server import CollectiveServicer
 
@@ -164,18 +175,22 @@ class FakeCluster:
             node.close_streams = collective.close
         worker.start()
         if server is not None:
-            node.servicer = AttachServicer(worker.host, FAST)
+            node.servicer = AttachServicer(worker.host, shape.timing)
             add_WorkerServicer_to_server(node.servicer, server)  # type: ignore[no-untyped-call]
             await server.start()
         siblings.append(node)
         return node
+
+    def _make_fake(self, num_pages: int) -> Executor:
+        shape = self.shape
+        return FakeExecutor(num_pages, shape.page_size, shape.vocab_size, shape.max_positions, shape.step_delay_s)
 
     async def connect(self, node: Node, router: Incarnation, listener: LinkListener) -> WorkerLink:
         if node.server is None:
             loop = asyncio.get_running_loop()
             link: WorkerLink = DirectLink(node.host, router, listener, loop.call_soon)
         else:
-            link = await connect(node.info.address, router, listener, timing=FAST)
+            link = await connect(node.info.address, router, listener, timing=self.shape.timing)
         node.links.append(link)
         return link
 
@@ -232,7 +247,8 @@ def check_nothing_leaked(node: Node) -> None:
     assert load.ledger.at_rest, load
     assert load.ledger.total == node.info.num_pages
     assert host.num_attached == 0
-    assert node.executor.num_bad_reads == 0, "a context was read whose slots did not hold its positions"
+    if isinstance(node.executor, FakeExecutor):
+        assert node.executor.num_bad_reads == 0, "a context was read whose slots did not hold its positions"
     if isinstance(node.worker, DecodeWorker):
         assert node.worker.book.num_open == node.worker.book.num_writes == 0
     else:
@@ -241,10 +257,12 @@ def check_nothing_leaked(node: Node) -> None:
 
 @asynccontextmanager
 async def fake_cluster(
-    shape: Shape = Shape(), wrap: WrapTransport = lambda transport: transport
+    shape: Shape = Shape(),
+    wrap: WrapTransport = lambda transport: transport,
+    make_executor: MakeExecutor | None = None,
 ) -> AsyncIterator[FakeCluster]:
     """`wrap` may put a faulty or slow transport around each prefill worker's own. A failed test is not checked."""
-    cluster = FakeCluster(shape, wrap)
+    cluster = FakeCluster(shape, wrap, make_executor)
     for _ in range(shape.prefill):
         await cluster.add(Role.PREFILL)
     for _ in range(shape.decode):

@@ -16,7 +16,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from tests.cluster_harness import FakeCluster, Node, Shape, fake_cluster
+from tests.cluster_harness import FakeCluster, MakeExecutor, Node, Shape, fake_cluster
 from tests.waiting import until
 from twostroke.cluster.config import PolicySection, RouterSection
 from twostroke.cluster.core.ids import Incarnation, RequestId, new_incarnation, new_request_id
@@ -69,10 +69,10 @@ class Answer:
         return [self.ends[choice].finish_reason for choice in sorted(self.ends)]
 
 
-async def read(stream: RequestStream) -> Answer:
+async def read(stream: RequestStream, timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
     """All of a stream; checks that nothing follows a choice's end, nor the report."""
     answer = Answer()
-    async with asyncio.timeout(ANSWER_TIMEOUT_S):
+    async with asyncio.timeout(timeout_s):
         async for item in stream:
             assert answer.report is None
             if isinstance(item, Delta):
@@ -210,11 +210,16 @@ DEFAULT_SHAPE = Shape()
 
 @asynccontextmanager
 async def routed_cluster(
-    shape: Shape = DEFAULT_SHAPE, *, gate: Gate | None = None, policy: dict[str, Any] | None = None, **config: Any
+    shape: Shape = DEFAULT_SHAPE,
+    *,
+    gate: Gate | None = None,
+    make_executor: MakeExecutor | None = None,
+    policy: dict[str, Any] | None = None,
+    **config: Any,
 ) -> AsyncIterator[RoutedCluster]:
     """`policy` and `config` change PolicySection (local prefill is off unless asked for) and RouterSection."""
     placing = PolicySection(**{"local_threshold_tokens": 0, **(policy or {})})
-    async with fake_cluster(shape, gate.wrap if gate else lambda transport: transport) as cluster:
+    async with fake_cluster(shape, gate.wrap if gate else lambda transport: transport, make_executor) as cluster:
         registry = CollectorRegistry()
         dispatcher = Dispatcher(
             RouterSection(**{"policy": placing, **config}),
