@@ -5,7 +5,8 @@
         ...
         await cluster.lose(cluster.prefill[0], "killed")                      # as a router sees a dead worker
 
-Executors are fakes without torch unless `make_executor` gives others. `links` is how routers attach: `direct` (core.link.DirectLink) or `grpc` (the attached stream on 127.0.0.1).
+Executors are fakes without torch unless `make_executor` gives others.
+`links` is how routers attach: `direct` (core.link.DirectLink) or `grpc` (the attached stream on 127.0.0.1).
 Leaving the context waits for rest, closes everything and proves that nothing leaked: page ledgers, scheduler
 integrity, lease books, shipments, tasks.
 """

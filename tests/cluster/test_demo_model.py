@@ -14,8 +14,6 @@ from twostroke.engine.model.source import default_cache_dir, resolve
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_TOKENS = 64
-PACKED_GAP = 0.1
-"""fp16 weights move a logit by their own rounding, which is more than that of float32 sums."""
 SUBJECTS = (
     "the moon",
     "bread",
@@ -52,10 +50,9 @@ def prompts(directory: Path) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("transport", "linear", "near_tie"),
-    [("grpc", "float32", 1e-3), ("collective", "float32", 1e-3), ("grpc", "packed_fp16", PACKED_GAP)],
+    ("transport", "linear"), [("grpc", "float32"), ("collective", "float32"), ("grpc", "packed_fp16")]
 )
-async def test_greedy_tokens_equal_transformers(directory: Path, transport: str, linear: str, near_tie: float) -> None:
+async def test_greedy_tokens_equal_transformers(directory: Path, transport: str, linear: str) -> None:
     shape = shape_over(
         transport, page_size=16, num_pages=256, prefill_chunk=128, message_bytes=1 << 20, timing=Timing()
     )
@@ -65,5 +62,5 @@ async def test_greedy_tokens_equal_transformers(directory: Path, transport: str,
         answers = await asyncio.gather(*(read(routed.dispatcher.submit(request), 200.0) for request in requests))
     assert {answer.usage.transport for answer in answers} == {transport}
     outputs = [answer.tokens[0] for answer in answers]
-    gaps = check_greedy(directory, list(zip(asked, outputs, strict=True)), NUM_TOKENS, near_tie=near_tie)
+    gaps = check_greedy(directory, list(zip(asked, outputs, strict=True)), NUM_TOKENS)
     print(f"{transport}, {linear}: {len(asked) - len(gaps)} of {len(asked)} equal, near-ties {gaps}")
