@@ -40,6 +40,8 @@ class ModelSection(Section):
     """Tokens; 0: the model's own."""
     fake: bool = False
     """The deterministic fake executor: no torch, no weights; tokens are a hash of the pages read."""
+    fake_step_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """How long a step of a fake executor takes."""
 
 
 class PagesSection(Section):

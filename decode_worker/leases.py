@@ -4,7 +4,8 @@
     renew     another TTL; with `bump_epoch` a new epoch and nonce, LeaseOpened and Leased again: whatever an older
               writer still sends is unacceptable
     touch     a chunk was accepted: another TTL
-    committed the current epoch was verified whole: the pages are the job's; LeaseClosed(committed)
+    committed the book verified a writer's whole transfer: the pages are the job's; LeaseClosed(committed). Also of an
+              older epoch: it came before the renewal reached the book, which refuses every writer since
     close     ended uncommitted: the pages wait in quarantine, since a write may be under way; LeaseClosed
     release   the lease book says that none is: the pages are free
 
@@ -89,9 +90,9 @@ class LeaseDesk:
             self._extend(job, now_s)
 
     def take_committed(self, commit: Committed) -> DecodeJob | None:
-        """The job with all of its pages, computed and named; None when the commit is of no current epoch."""
+        """The job with all of its pages, computed and named; None when its lease has ended or is not the job's."""
         job = self._open.get(commit.lease_id)
-        if job is None or job.lease is None or commit.epoch != job.lease.epoch or commit.job != job.id:
+        if job is None or job.lease is None or commit.epoch > job.lease.epoch or commit.job != job.id:
             self._roster.ignored["Committed"] += 1
             return None
         del self._open[commit.lease_id]

@@ -4,7 +4,7 @@
                           prompt + delivered + 1 token; granted only if afterwards every running job and lease could
                           take one page more. It never preempts, and nothing else ever takes its pages
               2. LEASED   lives `lease_ttl_s` from the last renewal or accepted chunk
-              3. commit   of the current epoch: the pages are the job's and get names; READY
+              3. commit   verified by the lease book: the pages are the job's and get names; READY
     LOCAL     WAITING until pages for all of its tokens are there; its prompt is then computed here in chunks
     both      4. RUNNING  each step computes one token of every job that decodes, then chunks of prompts, under
                           one token budget; ends by the sampling parameters, time, cancel, or a lost router

@@ -25,7 +25,8 @@ def make_executor(config: Config, role: Role) -> Built:
     """Blocking, for seconds to minutes with a real model; torch is imported only then. Raises ConfigError."""
     if config.model.fake:
         context = config.model.max_context or FAKE_CONTEXT
-        return Built(FakeExecutor(config.pages.num_pages, config.pages.page_size, FAKE_VOCAB_SIZE, context), "cpu")
+        pages, step_s = config.pages, config.model.fake_step_ms / 1e3
+        return Built(FakeExecutor(pages.num_pages, pages.page_size, FAKE_VOCAB_SIZE, context, step_s), "cpu")
     import torch
 
     from twostroke.engine.model.load import build_executor

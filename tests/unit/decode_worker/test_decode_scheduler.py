@@ -174,7 +174,7 @@ def test_quarantined_pages_are_given_to_nobody() -> None:
     assert lease_of(bench, "c")
 
 
-def test_renewing_with_a_new_epoch_makes_the_old_writer_unacceptable() -> None:
+def test_renewing_announces_a_new_epoch_and_nonce_for_the_same_pages() -> None:
     bench = make_decode()
     bench.send(reserve())
     old = lease_of(bench)
@@ -184,12 +184,25 @@ def test_renewing_with_a_new_epoch_makes_the_old_writer_unacceptable() -> None:
     assert new.nonce != old.nonce
     assert new.shards == old.shards
     assert len(bench.take(LeaseOpened)) == 2
-    commit(bench, epoch=1)
-    assert bench.load.leases == 1
     ship(bench)
     commit(bench, epoch=2)
     bench.run()
     assert bench.answer().tokens == expected_output(reserve())[1:]
+
+
+def test_a_commit_that_the_book_verified_stands_after_a_renewal() -> None:
+    """The book refuses every later writer: without this the job would wait for its lease to run out."""
+    bench = make_decode()
+    bench.send(reserve())
+    ship(bench)
+    bench.send(RenewLease(job_id(), bump_epoch=True))
+    commit(bench, epoch=1)
+    assert bench.answer().started is not None
+    assert bench.load.leases == 0
+    commit(bench, epoch=2)
+    bench.run()
+    assert bench.answer().tokens == expected_output(reserve())[1:]
+    bench.check_at_rest()
 
 
 def test_a_first_token_that_ends_the_answer_finishes_at_the_commit() -> None:
