@@ -1,59 +1,77 @@
-"""Statistics of the serving benchmark, and its workloads."""
-
-import json
-from pathlib import Path
+"""The load benchmark's arithmetic, on values worked out by hand."""
 
 import pytest
 
-from benchmarks.stats import Answer, percentile, summarize
-from benchmarks.workload import load_items, random_items
+from benchmarks.stats import Answer, Slo, inter_token_latencies, percentile, spread_ms, summarize
 
 
-def test_percentiles_interpolate_between_closest_ranks() -> None:
-    assert percentile([4, 1, 3, 2], 50) == 2.5
-    assert percentile([5], 99) == 5
-    assert percentile([], 50) == 0
+def answer(*arrivals_s: float, started_s: float = 0.0, tokens: int | None = None, error: str | None = None) -> Answer:
+    total = len(arrivals_s) if tokens is None else tokens
+    ended_s = arrivals_s[-1] if arrivals_s else started_s
+    return Answer(started_s, ended_s, total, arrivals_s, total, error=error)
 
 
-def test_times_of_an_answer() -> None:
-    answer = Answer(1.0, (1.5, 1.7, 2.1), 3)
-    assert answer.ttft_s == 0.5
-    assert answer.e2e_s == pytest.approx(1.1)
-    assert answer.gaps_s() == pytest.approx([0.2, 0.4])
+def test_percentiles_are_linear_between_neighbours() -> None:
+    assert percentile([10.0, 20.0, 30.0, 40.0, 50.0], 50) == 30.0
+    assert percentile([10.0, 20.0], 90) == pytest.approx(19.0)
+    assert percentile([7.0], 99) == 7.0
 
 
-def test_tokens_of_one_chunk_share_its_gap_so_that_gaps_sum_to_the_decode_time() -> None:
-    gaps = Answer(0.0, (1.0, 2.0, 4.0), 6).gaps_s()
-    assert len(gaps) == 5
-    assert sum(gaps) == pytest.approx(3.0)
+def test_no_samples_have_no_figures() -> None:
+    spread = spread_ms([])
+    assert (spread.samples, spread.mean, spread.p50, spread.p99) == (0, None, None, None)
 
 
-def test_errors_and_slos_are_told_apart() -> None:
-    fast, slow = Answer(0.0, (0.1, 0.2), 2), Answer(0.0, (0.1, 0.9), 2)
-    summary = summarize([fast, slow, Answer(0.0, (), 0, "429: full"), Answer(0.0, (), 0)], 2.0, 200, 150)
-    assert summary["errors"] == {"429: full": 1, "no token": 1}
-    assert summary["goodput"] == 0.5
-    assert summary["goodput_share"] == 0.25
-    assert summary["output_throughput"] == 2.0
+def test_one_chunk_a_token_gives_the_gaps() -> None:
+    assert inter_token_latencies([1.0, 1.5, 3.0], 3) == [0.5, 1.5]
 
 
-def test_an_answer_of_one_token_has_no_gap_and_no_tpot() -> None:
-    summary = summarize([Answer(0.0, (0.3,), 1)], 1.0)
-    assert summary["itl_ms"] == {"mean": 0.0, "p50": 0.0, "p90": 0.0, "p99": 0.0}
-    assert summary["tpot_ms"] == summary["itl_ms"]
+@pytest.mark.parametrize(("num_chunks", "num_tokens"), [(3, 7), (4, 6), (7, 3), (2, 9), (9, 2)])
+def test_tokens_spread_over_chunks_keep_number_and_sum(num_chunks: int, num_tokens: int) -> None:
+    arrivals = [float(n * n) for n in range(num_chunks)]
+    latencies = inter_token_latencies(arrivals, num_tokens)
+    assert len(latencies) == num_tokens - 1
+    assert sum(latencies) == pytest.approx(arrivals[-1] - arrivals[0])
 
 
-def test_random_prompts_are_unique_and_repeatable() -> None:
-    items = random_items(8, 16, 4, 40_000, 1)
-    assert items == random_items(8, 16, 4, 40_000, 1)
-    assert len({tuple(item.prompt) for item in items}) == 8
+def test_one_token_has_neither_itl_nor_tpot() -> None:
+    summary = summarize([answer(0.25)], Slo())
+    assert summary.ttft_ms.p50 == summary.e2e_ms.p50 == 250.0
+    assert summary.itl_ms.samples == summary.tpot_ms.samples == 0
 
 
-def test_a_mooncake_trace_keeps_its_prefix_sharing(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    rows = [{"timestamp": 500 * n, "input_length": 700, "output_length": 9, "hash_ids": [7, n]} for n in range(2)]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    first, second = load_items(f"mooncake:{path}", 10, 40_000, 600, 5, 2.0)
-    assert first.prompt[:512] == second.prompt[:512]
-    assert first.prompt[512:] != second.prompt[512:]
-    assert (len(first.prompt), first.output_len, second.at_s) == (600, 5, 1.0)
+def test_several_tokens_in_a_single_chunk_have_no_tpot() -> None:
+    assert answer(0.25, tokens=5).tpot_s is None
+    assert inter_token_latencies([0.25], 5) == []
+
+
+def test_nothing_asked_gives_an_empty_summary() -> None:
+    summary = summarize([], Slo())
+    assert (summary.requests, summary.duration_s, summary.request_rate, summary.good_share) == (0, 0.0, 0.0, None)
+
+
+def test_rates_latencies_and_failures() -> None:
+    failed = Answer(0.0, 4.0, 3, error="http 500")
+    summary = summarize([answer(1.0, 1.5, 2.0), answer(1.5, 2.5, 3.5, started_s=1.0), failed], Slo())
+    assert summary.duration_s == 4.0
+    assert (summary.request_rate, summary.output_token_rate) == (0.5, 1.5)
+    assert (summary.failed, summary.errors) == (1, {"http 500": 1})
+    assert summary.ttft_ms.mean == 750.0
+    assert summary.tpot_ms.mean == summary.itl_ms.mean == 750.0
+    assert summary.e2e_ms.mean == 2250.0
+
+
+def test_goodput_needs_both_limits_and_counts_failures_as_bad() -> None:
+    answers = [
+        answer(0.1, 0.2, 0.3),  # good
+        answer(0.3, 0.4, 0.5),  # late first token
+        answer(0.1, 0.9, 1.7),  # slow afterwards
+        Answer(0.0, 2.0, 3, error="timeout"),
+    ]
+    summary = summarize(answers, Slo(ttft_ms=200, itl_ms=150))
+    assert (summary.good_share, summary.good_rate) == (0.25, 0.5)
+    assert summarize(answers, Slo()).good_share == 0.75
+
+
+def test_a_length_that_was_not_asked_for_is_counted() -> None:
+    assert summarize([Answer(0.0, 1.0, 8, (0.5, 1.0), 2)], Slo()).short_answers == 1
