@@ -1,0 +1,209 @@
+"""Real processes: bad input beside a stream, clients that leave, deadlines, a lost Redis, kills and stops."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import message_factory
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.rpc import error_details_pb2, status_pb2
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from tests.children import child_environment
+from tests.process_cluster import Answer, ProcessCluster, expected, process_cluster, request
+from tests.tiny_models import make_tiny_model
+
+LONG = [position % 250 for position in range(1500)]
+
+
+def details(error: grpc.aio.AioRpcError, kind: Any) -> Any:
+    status = status_pb2.Status.FromString(dict(error.trailing_metadata() or ())["grpc-status-details-bin"])
+    for detail in status.details:
+        found = kind()
+        if detail.Unpack(found):
+            return found
+    raise AssertionError(f"no {kind.__name__} in {status}")
+
+
+BAD = [
+    ("model", request([1], 4, model="other")),
+    ("token_ids", request([], 4)),
+    ("token_ids[1]", request([1, 258], 4)),
+    ("token_ids", request([1] * 9000, 4)),
+    ("max_tokens", request([1], (1 << 32) - 1)),
+    ("temperature", request([1], 4, temperature=float("nan"))),
+    ("top_p", request([1], 4, top_p=-1.0)),
+    ("n", request([1], 4, n=1 << 31)),
+    ("timeout_s", request([1], 4, timeout_s=-1.0)),
+]
+
+
+async def test_bad_input_is_told_at_once_and_disturbs_nobody(tmp_path: Path) -> None:
+    async with process_cluster(tmp_path, model={"fake_step_ms": 5}) as cluster:
+        bystander = asyncio.create_task(cluster.ask(LONG, 300))
+        for field, bad in BAD:
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                async for _ in cluster.stub.Generate(bad, timeout=1.0):
+                    pass
+            error = raised.value
+            unknown = field == "model"
+            assert error.code() is (grpc.StatusCode.NOT_FOUND if unknown else grpc.StatusCode.INVALID_ARGUMENT), error
+            if not unknown:
+                violations = details(error, error_details_pb2.BadRequest).field_violations
+                assert [violation.field for violation in violations] == [field]
+        assert (await bystander).tokens == expected(LONG, 300)
+        await reflected_client(cluster)
+        await cluster.at_rest()
+
+
+async def reflected_client(cluster: ProcessCluster) -> None:
+    """Everything that a client without our stubs can do, on a thread: reflection's client is a blocking one."""
+
+    def use() -> None:
+        with grpc.insecure_channel(cluster.address("router"), [("grpc.enable_http_proxy", 0)]) as channel:
+            database = ProtoReflectionDescriptorDatabase(channel)
+            services = set(database.get_services())
+            assert {"twostroke.v1.Inference", "grpc.health.v1.Health"} <= services
+            pool = DescriptorPool(database)
+
+            def call(service: str, method: str, stream: bool = False, **fields: Any) -> Any:
+                found = pool.FindServiceByName(service).FindMethodByName(method)
+                send = message_factory.GetMessageClass(found.input_type)
+                receive = message_factory.GetMessageClass(found.output_type)
+                make = channel.unary_stream if stream else channel.unary_unary
+                invoke = make(
+                    f"/{service}/{method}",
+                    request_serializer=send.SerializeToString,
+                    response_deserializer=receive.FromString,
+                )
+                return invoke(send(**fields), timeout=10)
+
+            name = "twostroke.v1.Inference"
+            asked = {"token_ids": {"ids": [1, 2, 3]}, "max_tokens": 5, "temperature": 0.0, "ignore_eos": True}
+            items = list(call(name, "Generate", stream=True, **asked))
+            tokens = [token for item in items for token in item.delta.token_ids]
+            assert tokens == expected([1, 2, 3], 5)
+            assert call(name, "GetModelInfo").model == "fake"
+            assert call("grpc.health.v1.Health", "Check").status == 1
+            assert not call(name, "Cancel", request_id=items[0].accepted.request_id).cancelled
+            running = call(name, "Generate", stream=True, **{**asked, "max_tokens": 4000})
+            assert call(name, "Cancel", request_id=next(running).accepted.request_id).cancelled
+            with pytest.raises(grpc.RpcError) as raised:
+                list(running)
+            assert raised.value.code() is grpc.StatusCode.CANCELLED
+
+    await asyncio.to_thread(use)
+
+
+async def test_work_stops_with_its_client_and_with_its_deadline(tmp_path: Path) -> None:
+    """A step takes 50 ms, so what is not stopped would run for many seconds."""
+    sections = {"model": {"fake_step_ms": 50}, "prefill": {"chunk_tokens": 16}}
+    async with process_cluster(tmp_path, **sections) as cluster:
+        gone = await cluster.ask(LONG, 100, leave_after=0)  # in prefill: 94 steps
+        assert not gone.tokens
+        await cluster.at_rest(timeout_s=2.0)
+        gone = await cluster.ask(LONG[:100], 2000, leave_after=3)  # in decode: 2000 steps
+        assert gone.tokens[:3] == expected(LONG[:100], 3)
+        await cluster.at_rest(timeout_s=2.0)
+        for how in ({"timeout_s": 1.0}, {}):
+            call = cluster.stub.Generate(request(LONG[:90], 2000, **how), timeout=20.0 if how else 1.0)
+            begin = asyncio.get_running_loop().time()
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                async for _ in call:
+                    pass
+            assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert asyncio.get_running_loop().time() - begin < 3.0
+            await cluster.at_rest(timeout_s=2.0)
+
+
+async def test_a_full_queue_says_when_to_come_again(tmp_path: Path) -> None:
+    sections = {"pages": {"num_pages": 64}, "router": {"max_queued": 2}, "model": {"fake_step_ms": 20}}
+    async with process_cluster(tmp_path, **sections) as cluster:
+        held = asyncio.create_task(cluster.ask(LONG[:180], 60))
+        crowd = [asyncio.create_task(cluster.ask([n, *LONG[:150]], 60)) for n in range(8)]
+        answers = await asyncio.gather(held, *crowd)
+        refused = [answer for answer in answers if answer.error is not None]
+        assert {answer.error for answer in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert all(answer.duration_s < 1.0 for answer in refused)
+        await cluster.at_rest()
+
+
+async def test_a_lost_redis_stops_no_request(tmp_path: Path) -> None:
+    async with process_cluster(tmp_path, model={"fake_step_ms": 5}) as cluster:
+        running = asyncio.create_task(cluster.ask(LONG, 200))
+        cluster.redis.stop()
+        assert (await cluster.ask(LONG[:70], 20)).tokens == expected(LONG[:70], 20)
+        assert (await running).tokens == expected(LONG, 200)
+        cluster.redis.start()
+        await cluster.start("decode-1")
+        await cluster.until_workers(1, 2)
+        assert (await cluster.ask(LONG[:90], 20)).tokens == expected(LONG[:90], 20)
+        await cluster.at_rest()
+
+
+async def test_a_router_needs_no_torch(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    script = (
+        "import asyncio, sys\n"
+        "from twostroke.cluster.config import parse_config\n"
+        "from twostroke.router import service\n"
+        "stop = asyncio.Event()\n"
+        "config = parse_config({'model': {'source': sys.argv[1]}, 'router': {'http_port': 0, 'grpc_port': 0}})\n"
+        "asyncio.run(service.run(config, stop, lambda record: stop.set()))\n"
+        "sys.exit(int('torch' in sys.modules or not stop.is_set()))\n"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, str(model), env=child_environment())
+    assert await asyncio.wait_for(process.wait(), 60) == 0
+
+
+@pytest.mark.slow
+async def test_kills_stops_and_disconnects_under_load(tmp_path: Path) -> None:
+    """Each of 200 requests ends before its deadline, right or with a clear error; the cluster serves again alone."""
+    async with process_cluster(tmp_path, 2, 2, model={"fake_step_ms": 5}) as cluster:
+        random = Random(7)
+        load = [asyncio.create_task(_visitor(cluster, Random(seed))) for seed in range(200)]
+        for act in ("prefill-0", "decode-0"):
+            await asyncio.sleep(random.uniform(0.5, 1.0))
+            before = cluster.incarnation(act)
+            cluster.kill(act)
+            await cluster.start(act)
+            assert cluster.incarnation(act) != before
+        cluster.signal("decode-1", signal.SIGSTOP)
+        await asyncio.sleep(5.0)
+        cluster.signal("decode-1", signal.SIGCONT)
+        survivors = [right for right in await asyncio.gather(*load) if right]
+        assert len(survivors) > 100
+        await cluster.until_workers(2, 2)
+        await cluster.at_rest()
+
+        streams = [asyncio.create_task(cluster.ask([n, *LONG[:90]], 2000)) for n in range(20)]
+        await asyncio.sleep(1.0)
+        cluster.kill("router")
+        assert {answer.error for answer in await asyncio.gather(*streams)} == {grpc.StatusCode.UNAVAILABLE}
+        await cluster.at_rest(timeout_s=5.0)
+        await cluster.start("router")
+        await cluster.until_workers(2, 2)
+        assert (await cluster.ask(LONG, 30)).tokens == expected(LONG, 30)
+        await cluster.at_rest()
+
+
+async def _visitor(cluster: ProcessCluster, random: Random) -> bool:
+    """One client; True when it got its whole, right answer."""
+    await asyncio.sleep(random.uniform(0, 3))
+    shared = LONG[: random.choice((0, 40, 400))]
+    prompt = [*shared, *(random.randrange(256) for _ in range(random.randint(1, 200)))]
+    max_tokens = random.randint(1, 80)
+    sampling: dict[str, Any] = random.choice(({}, {"temperature": 0.8, "seed": random.randrange(1000)}))
+    leave_after = random.randint(0, 20) if random.random() < 0.2 else None
+    answer: Answer = await cluster.ask(prompt, max_tokens, leave_after=leave_after, timeout_s=60.0, **sampling)
+    assert answer.error is not grpc.StatusCode.DEADLINE_EXCEEDED, answer
+    assert answer.error is None or answer.message
+    right = expected(prompt, max_tokens, **sampling)
+    assert answer.tokens == right[: len(answer.tokens)]
+    assert answer.finished is None or answer.tokens == right
+    return answer.finished is not None
