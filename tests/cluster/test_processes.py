@@ -84,7 +84,13 @@ async def reflected_client(cluster: ProcessCluster) -> None:
                 return invoke(send(**fields), timeout=10)
 
             name = "twostroke.v1.Inference"
-            asked = {"token_ids": {"ids": [1, 2, 3]}, "max_tokens": 5, "temperature": 0.0, "ignore_eos": True}
+            asked = {
+                "model": "fake",
+                "token_ids": {"ids": [1, 2, 3]},
+                "max_tokens": 5,
+                "temperature": 0.0,
+                "ignore_eos": True,
+            }
             items = list(call(name, "Generate", stream=True, **asked))
             tokens = [token for item in items for token in item.delta.token_ids]
             assert tokens == expected([1, 2, 3], 5)
