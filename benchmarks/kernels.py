@@ -143,20 +143,17 @@ def other_cases(ops: Ops, dtype: torch.dtype) -> list[Case]:
     for tokens in (64, 2048):
         x = torch.randn(tokens, HIDDEN, device="cuda").to(dtype)
         gate_up = torch.randn(tokens, 2 * INTER, device="cuda").to(dtype)
-        q = torch.randn(tokens, HEADS, DIM, device="cuda").to(dtype)
-        k = torch.randn(tokens, KV_HEADS, DIM, device="cuda").to(dtype)
+        qkv = torch.randn(tokens, HEADS + 2 * KV_HEADS, DIM, device="cuda").to(dtype)
         angle = torch.randn(tokens, DIM, device="cuda")
         slots = torch.randperm(2048 * PAGE, device="cuda")[:tokens]
-        moved_kv = 2 * 2 * k.numel() * size
         named: list[tuple[str, Callable[[Any], object], int]] = [
             ("rms_norm", lambda o, x=x: o.rms_norm(x, weight, 1e-5), 2 * x.numel() * size),
             ("silu_mul", lambda o, g=gate_up: o.silu_mul(g), 3 * tokens * INTER * size),
             (
-                "rope",
-                lambda o, q=q, k=k, a=angle: o.rope(q, k, a, a),
-                2 * (q.numel() + k.numel()) * size + angle.numel() * 4,
+                "rotate_and_write",
+                lambda o, x=qkv, a=angle, s=slots: o.rotate_and_write(x, None, None, 1e-5, a, a, pool[:, 1], s),
+                2 * qkv.numel() * size + angle.numel() * 4,
             ),
-            ("write_kv", lambda o, k=k, s=slots: o.write_kv(k, k, pool[:, 1], s), moved_kv),
         ]
         for name, run, moved in named:
             cases.append(Case(name, f"{tokens} tokens", lambda r=run: r(ops), lambda r=run: r(reference), moved))

@@ -4,22 +4,24 @@
 
 One work item is a row and a KV head, so that each key and value is loaded once for all query heads of its group
 (three on the demo model). Two passes: scores, then weights times values; the scores of one item fit the L1 cache.
-Compiled code releases the GIL and is cached beside this file (or in NUMBA_CACHE_DIR). Work is cut by hand over a
-small pool of threads, not by numba's own layers: one of those ends the process when two engine threads enter it at
-once, the other is a second OpenMP runtime that spins against torch's.
+Pages lie anywhere in a pool of hundreds of megabytes, and no hardware prefetcher crosses from one to the next: while a
+piece (one head's keys or values of a page, 4 KB) is computed on, the code asks for the next one.
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 from torch import Tensor
 
-from twostroke.kernels.cpu_ops import compiled, exponentials, flat_view
+from twostroke.kernels.cpu_ops import compiled, exponentials, flat_view, run_split
 
 _MIN_ITEM_TOKENS = 512
 """Under this many (item, token) pairs waking another thread takes longer than the work."""
@@ -29,29 +31,22 @@ def paged_decode_attention(q: Tensor, kv: Tensor, page_table: Tensor, lengths: T
     """See `reference.paged_decode_attention`. float32; each page of the layer is dense, the pages may lie apart."""
     q = q.contiguous()
     out = torch.empty_like(q)
-    flat = flat_view(kv)
-    shape = np.array(kv.shape[2:], dtype=np.int64)
+    kv_heads, page_size, dim = kv.shape[2:]
     arguments: tuple[Any, ...] = (
         q.numpy(),
-        flat,
+        flat_view(kv),
         kv.stride(0),
-        shape,
+        page_size,
         page_table.contiguous().numpy(),
         lengths.numpy(),
         np.float32(scale),
         out.numpy(),
     )
-    items = q.shape[0] * kv.shape[2]
+    items = q.shape[0] * kv_heads
     threads = min(torch.get_num_threads(), items)
-    if threads == 1 or int(lengths.sum()) * kv.shape[2] < _MIN_ITEM_TOKENS * threads:
-        _decode_items(*arguments, 0, items)
-        return out
-    cuts = [items * part // threads for part in range(threads + 1)]
-    work: Callable[..., None] = _decode_items
-    helpers = [_pool(threads - 1).submit(work, *arguments, cuts[part], cuts[part + 1]) for part in range(1, threads)]
-    _decode_items(*arguments, 0, cuts[1])
-    for helper in helpers:
-        helper.result()
+    if threads > 1 and int(lengths.sum()) * kv_heads < _MIN_ITEM_TOKENS * threads:
+        threads = 1
+    run_split(_decode_kernel(dim, q.shape[1] // kv_heads), arguments, items, threads)
     return out
 
 
@@ -87,96 +82,131 @@ def ragged_prefill_attention(
     return out
 
 
+@intrinsic
+def prefetch(context: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of array[index], which need not be inside the array. `array` is one-dimensional."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        address = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
+        flag = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, flag, flag, flag])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        # To read, wanted in all cache levels, data.
+        builder.call(function, [address, flag(0), flag(3), flag(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), generate
+
+
+@compiled
+def _prefetch_row(flat: Any, start: int, size: int) -> None:
+    for i in range(0, size, 16):
+        prefetch(flat, start + i)
+
+
 @cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="attention")
+def _decode_kernel(dim: int, group: int) -> Callable[..., None]:
+    """Compiled for one head_dim and number of query heads a KV head: constant bounds unroll the inner loops.
 
+    The closure holds nothing but these two integers: numba names a cached closure by the pickled values it closes
+    over, and a compiled function among them would pickle differently in each process.
+    """
 
-@compiled
-def _decode_items(
-    q: Any,
-    flat: Any,
-    stride: int,
-    shape: Any,
-    page_table: Any,
-    lengths: Any,
-    scale: Any,
-    out: Any,
-    begin: int,
-    end: int,
-) -> None:
-    """q, out [rows, heads, dim]; page p's keys start at flat[p * stride]; items begin .. end - 1 of rows x kv_heads."""
-    kv_heads, page_size, dim = shape[0], shape[1], shape[2]
-    values_offset = kv_heads * page_size * dim
-    group = q.shape[1] // kv_heads
-    longest = 1
-    for row in range(lengths.shape[0]):
-        longest = max(longest, lengths[row])
-    scores = np.empty((group, longest), dtype=np.float32)
-    powers = np.empty(longest, dtype=np.int32)
-    for item in range(begin, end):
-        row, head = item // kv_heads, item % kv_heads
-        length = np.int64(lengths[row])
-        first = head * group
-        for start in range(0, length, page_size):
-            base = np.int64(page_table[row, start // page_size]) * stride + head * page_size * dim
-            used = min(page_size, length - start)
+    @compiled
+    def decode_items(
+        q: Any,
+        flat: Any,
+        stride: int,
+        page_size: int,
+        page_table: Any,
+        lengths: Any,
+        scale: Any,
+        out: Any,
+        begin: int,
+        end: int,
+    ) -> None:
+        """q, out [rows, heads, dim]; page p's keys start at flat[p * stride]; items of rows x kv_heads."""
+        kv_heads = q.shape[1] // group
+        piece = page_size * dim
+        longest = 1
+        for row in range(lengths.shape[0]):
+            longest = max(longest, lengths[row])
+        scores = np.empty((group, longest), dtype=np.float32)
+        powers = np.empty(longest, dtype=np.int32)
+        queries = np.empty((group, dim), dtype=np.float32)
+        result = np.empty((group, dim), dtype=np.float32)
+        for item in range(begin, end):
+            row, head = item // kv_heads, item % kv_heads
+            length: Any = np.int64(lengths[row])
+            num_pages = (length + page_size - 1) // page_size
             for member in range(group):
-                _page_scores(q[row, first + member], flat, base, used, scale, scores[member, start : start + used])
-        for member in range(group):
-            _softmax(scores[member], powers, length)
-            for i in range(dim):
-                out[row, first + member, i] = 0.0
-        for start in range(0, length, page_size):
-            base = np.int64(page_table[row, start // page_size]) * stride + head * page_size * dim + values_offset
-            used = min(page_size, length - start)
+                for i in range(dim):
+                    queries[member, i] = q[row, head * group + member, i] * scale
+                    result[member, i] = 0.0
+            # 1. Scores, four keys at a time: as many sums under way as hide an FMA's latency.
+            for page in range(num_pages):
+                start = page * page_size
+                used: Any = min(page_size, length - start)
+                base = np.int64(page_table[row, page]) * stride + head * piece
+                following = np.int64(page_table[row, (page + 1) % num_pages]) * stride + head * piece
+                if page == num_pages - 1:
+                    following += kv_heads * piece
+                keys = flat[base : base + used * dim].reshape(used, dim)
+                for slot in range(0, used - 3, 4):
+                    _prefetch_row(flat, following + slot * dim, 4 * dim)
+                    for member in range(group):
+                        sum_a = sum_b = sum_c = sum_d = np.float32(0.0)
+                        for i in range(dim):
+                            x = queries[member, i]
+                            sum_a += x * keys[slot, i]
+                            sum_b += x * keys[slot + 1, i]
+                            sum_c += x * keys[slot + 2, i]
+                            sum_d += x * keys[slot + 3, i]
+                        scores[member, start + slot] = sum_a
+                        scores[member, start + slot + 1] = sum_b
+                        scores[member, start + slot + 2] = sum_c
+                        scores[member, start + slot + 3] = sum_d
+                for slot in range(used - used % 4, used):
+                    for member in range(group):
+                        total = np.float32(0.0)
+                        for i in range(dim):
+                            total += queries[member, i] * keys[slot, i]
+                        scores[member, start + slot] = total
+            if length:
+                for member in range(group):
+                    _softmax(scores[member], powers, length)
+            # 2. Values, four at a time, so that `result` is loaded and stored a quarter as often.
+            for page in range(num_pages):
+                start = page * page_size
+                used = min(page_size, length - start)
+                offset = (kv_heads + head) * piece
+                base = np.int64(page_table[row, page]) * stride + offset
+                following = np.int64(page_table[row, (page + 1) % num_pages]) * stride + offset
+                values = flat[base : base + used * dim].reshape(used, dim)
+                for slot in range(0, used - 3, 4):
+                    _prefetch_row(flat, following + slot * dim, 4 * dim)
+                    for member in range(group):
+                        of_a, of_b = scores[member, start + slot], scores[member, start + slot + 1]
+                        of_c, of_d = scores[member, start + slot + 2], scores[member, start + slot + 3]
+                        for i in range(dim):
+                            result[member, i] += (
+                                of_a * values[slot, i]
+                                + of_b * values[slot + 1, i]
+                                + of_c * values[slot + 2, i]
+                                + of_d * values[slot + 3, i]
+                            )
+                for slot in range(used - used % 4, used):
+                    for member in range(group):
+                        weight = scores[member, start + slot]
+                        for i in range(dim):
+                            result[member, i] += weight * values[slot, i]
             for member in range(group):
-                _page_values(scores[member, start : start + used], flat, base, used, out[row, first + member])
+                for i in range(dim):
+                    out[row, head * group + member, i] = result[member, i]
 
-
-@compiled
-def _page_scores(query: Any, flat: Any, base: int, used: int, scale: Any, scores: Any) -> None:
-    """Four keys at a time: as many sums under way as hide an FMA's latency, and the query is loaded once for them."""
-    dim = query.shape[0]
-    for slot in range(0, used - 3, 4):
-        key = base + slot * dim
-        a, b = flat[key : key + dim], flat[key + dim : key + 2 * dim]
-        c, d = flat[key + 2 * dim : key + 3 * dim], flat[key + 3 * dim : key + 4 * dim]
-        sum_a = sum_b = sum_c = sum_d = np.float32(0.0)
-        for i in range(dim):
-            x = query[i]
-            sum_a += x * a[i]
-            sum_b += x * b[i]
-            sum_c += x * c[i]
-            sum_d += x * d[i]
-        scores[slot] = sum_a * scale
-        scores[slot + 1] = sum_b * scale
-        scores[slot + 2] = sum_c * scale
-        scores[slot + 3] = sum_d * scale
-    for slot in range(used - used % 4, used):
-        a = flat[base + slot * dim : base + (slot + 1) * dim]
-        total = np.float32(0.0)
-        for i in range(dim):
-            total += query[i] * a[i]
-        scores[slot] = total * scale
-
-
-@compiled
-def _page_values(weights: Any, flat: Any, base: int, used: int, result: Any) -> None:
-    """Four values at a time, so that `result` is loaded and stored a quarter as often."""
-    dim = result.shape[0]
-    for slot in range(0, used - 3, 4):
-        value = base + slot * dim
-        a, b = flat[value : value + dim], flat[value + dim : value + 2 * dim]
-        c, d = flat[value + 2 * dim : value + 3 * dim], flat[value + 3 * dim : value + 4 * dim]
-        of_a, of_b, of_c, of_d = weights[slot], weights[slot + 1], weights[slot + 2], weights[slot + 3]
-        for i in range(dim):
-            result[i] += of_a * a[i] + of_b * b[i] + of_c * c[i] + of_d * d[i]
-    for slot in range(used - used % 4, used):
-        a = flat[base + slot * dim : base + (slot + 1) * dim]
-        weight = weights[slot]
-        for i in range(dim):
-            result[i] += weight * a[i]
+    kernel: Callable[..., None] = decode_items
+    return kernel
 
 
 @compiled

@@ -1,11 +1,17 @@
 """The decoder's small operations on a CPU, compiled by numba, float32.
 
-A decode step of a small model is bound by the number of calls, not by arithmetic: torch needs five to ten calls of
-several microseconds for each of these, thirty layers a step. Each is one call here, on one thread. Shapes and
-meaning of each: the function of the same name in `reference`.
+A decode step of a small model is bound by the number of calls as much as by arithmetic: torch needs five to ten calls
+of several microseconds for each of these, thirty layers a step. Each is one call here. Shapes and meaning of each:
+the function of the same name in `reference`.
+
+Compiled code releases the GIL and is cached beside this file (or in NUMBA_CACHE_DIR). Large work is cut by hand over a
+small pool of threads, not by numba's own layers: one of those ends the process when two engine threads enter it at
+once, the other is a second OpenMP runtime that spins against torch's.
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import numba
@@ -27,85 +33,169 @@ def flat_view(tensor: Tensor) -> Any:
     return tensor.as_strided((length,), (1,)).numpy()
 
 
+_MIN_SPLIT = 64 * 1024
+"""Elements under which waking another thread, some 50 microseconds, takes longer than it saves."""
+
+
+def run_split(kernel: Callable[..., None], arguments: tuple[Any, ...], items: int, threads: int) -> None:
+    """`kernel(*arguments, begin, end)` over `items` in `threads` parts, the first on this thread. Blocks for all."""
+    cuts = [items * part // threads for part in range(threads + 1)]
+    helpers = [_pool(threads - 1).submit(kernel, *arguments, *cuts[part : part + 2]) for part in range(1, threads)]
+    try:
+        kernel(*arguments, 0, cuts[1])
+    finally:
+        for helper in helpers:
+            helper.result()
+
+
+def _threads_for(elements: int, items: int) -> int:
+    return max(1, min(torch.get_num_threads(), items, elements // _MIN_SPLIT))
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="kernels")
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype)
-    if x.dim() == 2:
-        _rms_norm(flat_view(x), 1, x.stride(0), 0, weight.numpy(), np.float32(eps), out.numpy())
-    else:
-        flat_out = out.view(-1, x.shape[-1]).numpy()
-        _rms_norm(flat_view(x), x.shape[1], x.stride(0), x.stride(1), weight.numpy(), np.float32(eps), flat_out)
+    _rms_norm(
+        x.contiguous().view(-1, x.shape[-1]).numpy(), weight.numpy(), np.float32(eps), out.view(-1, x.shape[-1]).numpy()
+    )
     return out
 
 
 @compiled
-def _rms_norm(x: Any, inner: int, outer_stride: int, inner_stride: int, weight: Any, eps: Any, out: Any) -> None:
-    size = out.shape[1]
+def _rms_norm(x: Any, weight: Any, eps: Any, out: Any) -> None:
     for row in range(out.shape[0]):
-        start = row // inner * outer_stride + row % inner * inner_stride
-        source = x[start : start + size]
-        total = np.float32(0.0)
-        for i in range(size):
-            total += source[i] * source[i]
-        factor = np.float32(1.0) / np.sqrt(total / np.float32(size) + eps)
-        for i in range(size):
-            out[row, i] = source[i] * factor * weight[i]
+        _normalize(x[row], weight, eps, out[row])
 
 
-def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    out_q, out_k = torch.empty(q.shape, dtype=q.dtype), torch.empty(k.shape, dtype=k.dtype)
-    cos_array, sin_array = cos.numpy(), sin.numpy()
-    _rope(flat_view(q), q.stride(0), q.stride(1), cos_array, sin_array, out_q.numpy())
-    _rope(flat_view(k), k.stride(0), k.stride(1), cos_array, sin_array, out_k.numpy())
-    return out_q, out_k
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype)
+    arguments = x.numpy(), delta.numpy(), weight.numpy(), np.float32(eps), out.numpy()
+    run_split(_add_rms_norm, arguments, x.shape[0], _threads_for(x.numel(), x.shape[0]))
+    return out
 
 
 @compiled
-def _rope(x: Any, token_stride: int, head_stride: int, cos: Any, sin: Any, out: Any) -> None:
-    half = out.shape[2] // 2
-    for token in range(out.shape[0]):
-        for head in range(out.shape[1]):
-            start = token * token_stride + head * head_stride
-            low, high = x[start : start + half], x[start + half : start + 2 * half]
-            for i in range(half):
-                out[token, head, i] = low[i] * cos[token, i] - high[i] * sin[token, i]
-                out[token, head, i + half] = high[i] * cos[token, i] + low[i] * sin[token, i]
-
-
-def write_kv(k: Tensor, v: Tensor, kv: Tensor, slots: Tensor) -> None:
-    shape = np.array(kv.shape[2:], dtype=np.int64)
-    target, slot_array = flat_view(kv), slots.numpy()
-    _write(flat_view(k), k.stride(0), k.stride(1), target, kv.stride(0), 0, shape, slot_array)
-    _write(flat_view(v), v.stride(0), v.stride(1), target, kv.stride(0), kv.stride(1), shape, slot_array)
+def _add_rms_norm(x: Any, delta: Any, weight: Any, eps: Any, out: Any, begin: int, end: int) -> None:
+    for row in range(begin, end):
+        for i in range(x.shape[1]):
+            x[row, i] += delta[row, i]
+        _normalize(x[row], weight, eps, out[row])
 
 
 @compiled
-def _write(
-    x: Any, token_stride: int, head_stride: int, kv: Any, stride: int, offset: int, shape: Any, slots: Any
+def _normalize(source: Any, weight: Any, eps: Any, out: Any) -> None:
+    size = source.shape[0]
+    total = np.float32(0.0)
+    for i in range(size):
+        total += source[i] * source[i]
+    factor = np.float32(1.0) / np.sqrt(total / np.float32(size) + eps)
+    for i in range(size):
+        out[i] = source[i] * factor * weight[i]
+
+
+_NO_NORM = np.empty(0, dtype=np.float32)
+
+
+def rotate_and_write(
+    qkv: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    kv: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    kv_heads, page_size, dim = kv.shape[2:]
+    tokens, heads = qkv.shape[0], qkv.shape[1] - 2 * kv_heads
+    q = torch.empty((tokens, heads, dim), dtype=qkv.dtype)
+    norms = [_NO_NORM if norm is None else norm.numpy() for norm in (q_norm, k_norm)]
+    target, strides = flat_view(kv), (kv.stride(0), kv.stride(1), page_size)
+    arguments = (
+        qkv.numpy(),
+        *norms,
+        np.float32(eps),
+        cos.numpy(),
+        sin.numpy(),
+        target,
+        strides,
+        slots.numpy(),
+        q.numpy(),
+    )
+    run_split(_rotate_and_write, arguments, tokens, _threads_for(qkv.numel(), tokens))
+    return q
+
+
+@compiled
+def _rotate_and_write(
+    qkv: Any,
+    q_norm: Any,
+    k_norm: Any,
+    eps: Any,
+    cos: Any,
+    sin: Any,
+    kv: Any,
+    strides: Any,
+    slots: Any,
+    q: Any,
+    begin: int,
+    end: int,
 ) -> None:
-    heads, page_size, dim = shape[0], shape[1], shape[2]
-    for token in range(slots.shape[0]):
+    """A head at a time. Page p's keys start at kv[p * strides[0]], its values strides[1] further on."""
+    heads, dim = q.shape[1], q.shape[2]
+    kv_heads = (qkv.shape[1] - heads) // 2
+    page_stride, value_offset, page_size = strides
+    normed = np.empty(dim, dtype=np.float32)
+    for token in range(begin, end):
+        for head in range(heads):
+            source = qkv[token, head]
+            if q_norm.shape[0]:
+                _normalize(source, q_norm, eps, normed)
+                source = normed
+            _rotate(source, cos[token], sin[token], q[token, head])
         slot = slots[token]
         if slot < 0:
             continue
-        base = slot // page_size * stride + offset + slot % page_size * dim
-        for head in range(heads):
-            source = token * token_stride + head * head_stride
-            target = base + head * page_size * dim
+        for head in range(kv_heads):
+            source = qkv[token, heads + head]
+            if k_norm.shape[0]:
+                _normalize(source, k_norm, eps, normed)
+                source = normed
+            key = slot // page_size * page_stride + (head * page_size + slot % page_size) * dim
+            _rotate(source, cos[token], sin[token], kv[key : key + dim])
+            value = kv[key + value_offset : key + value_offset + dim]
             for i in range(dim):
-                kv[target + i] = x[source + i]
+                value[i] = qkv[token, heads + kv_heads + head, i]
+
+
+@compiled
+def _rotate(source: Any, cos: Any, sin: Any, out: Any) -> None:
+    half = source.shape[0] // 2
+    low, high = source[:half], source[half:]
+    out_low, out_high = out[:half], out[half:]
+    for i in range(half):
+        out_low[i] = low[i] * cos[i] - high[i] * sin[i]
+        out_high[i] = high[i] * cos[i] + low[i] * sin[i]
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     tokens, width = gate_up.shape
     out = torch.empty((tokens, width // 2), dtype=gate_up.dtype)
-    _silu_mul(gate_up.contiguous().numpy(), out.numpy(), np.empty(width // 2, dtype=np.int32))
+    arguments = gate_up.contiguous().numpy(), out.numpy()
+    # An exponential costs what several plain elements do.
+    run_split(_silu_mul, arguments, tokens, _threads_for(2 * gate_up.numel(), tokens))
     return out
 
 
 @compiled
-def _silu_mul(gate_up: Any, out: Any, powers: Any) -> None:
+def _silu_mul(gate_up: Any, out: Any, begin: int, end: int) -> None:
     size = out.shape[1]
-    for token in range(out.shape[0]):
+    powers = np.empty(size, dtype=np.int32)
+    for token in range(begin, end):
         result = out[token]
         gate, up = gate_up[token, :size], gate_up[token, size:]
         for i in range(size):

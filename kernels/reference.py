@@ -1,7 +1,8 @@
 """The plain torch twin of every op: the definition that the fast kernels are held to.
 
 Written for reading, in float32 arithmetic whatever the inputs' dtype, on any device. No function writes to its inputs,
-apart from the two whose purpose it is (`write_kv` into `kv`, `scatter_pages` into `pool`).
+apart from those whose purpose it is (`write_kv` and `rotate_and_write` into `kv`, `add_rms_norm` into `x`,
+`scatter_pages` into `pool`).
 
 `kv` is one layer of the page pool, usually a non-contiguous view: `[page, 2, kv_head, slot, head_dim]`, index 0 of
 the second axis holding keys and index 1 values. Token t of a sequence lives in page `page_table[t // page_size]`,
@@ -96,6 +97,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return normed.to(x.dtype) * weight
 
 
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x += delta, in place; returns rms_norm of the sum. x and delta `[tokens, hidden]`, both contiguous."""
+    return rms_norm(x.add_(delta), weight, eps)
+
+
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate pairs (i, i + dim/2) of q `[tokens, heads, dim]` and k `[tokens, kv_heads, dim]`.
 
@@ -114,3 +120,32 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of `gate_up [tokens, 2 * inter]` = gate beside up; returns `[tokens, inter]`."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
+
+
+def rotate_and_write(
+    qkv: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    kv: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """All that happens between the projection of q, k, v and attention: head norms, `rope`, `write_kv`.
+
+    qkv `[tokens, heads + 2 * kv_heads, dim]`, contiguous; q_norm and k_norm `[dim]` or None; the rest as in `rope` and
+    `write_kv`. Returns the rotated q `[tokens, heads, dim]`.
+    """
+    q, k, v = split_heads(qkv, kv.shape[2])
+    if q_norm is not None and k_norm is not None:
+        q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
+    q, k = rope(q, k, cos, sin)
+    write_kv(k, v, kv, slots)
+    return q
+
+
+def split_heads(qkv: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of q, k, v in `qkv [tokens, heads + 2 * kv_heads, dim]`."""
+    q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    return q, k, v

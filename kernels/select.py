@@ -20,16 +20,16 @@ class Ops:
     """(q, kv, page_table, lengths, scale) -> [rows, heads, dim]"""
     ragged_prefill_attention: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float], Tensor]
     """(q, kv, page_table, query_starts, lengths, scale) -> [tokens, heads, dim]"""
-    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    """(k, v, kv, slots): writes kv"""
+    rotate_and_write: Callable[[Tensor, Tensor | None, Tensor | None, float, Tensor, Tensor, Tensor, Tensor], Tensor]
+    """(qkv, q_norm, k_norm, eps, cos, sin, kv, slots) -> q; writes kv"""
     gather_pages: Callable[[Tensor, Tensor], Tensor]
     """(pool, pages) -> [n, ...]"""
     scatter_pages: Callable[[Tensor, Tensor, Tensor], None]
     """(pool, pages, data): writes pool"""
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """(x, weight, eps) -> like x"""
-    rope: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-    """(q, k, cos, sin) -> (q, k)"""
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+    """(x, delta, weight, eps) -> like x; adds delta to x"""
     silu_mul: Callable[[Tensor], Tensor]
     """(gate_up) -> [tokens, inter]"""
 
@@ -49,11 +49,11 @@ def _cpu_ops() -> Ops:
     return Ops(
         paged_decode_attention=cpu_attention.paged_decode_attention,
         ragged_prefill_attention=cpu_attention.ragged_prefill_attention,
-        write_kv=cpu_ops.write_kv,
+        rotate_and_write=cpu_ops.rotate_and_write,
         gather_pages=reference.gather_pages,
         scatter_pages=reference.scatter_pages,
         rms_norm=cpu_ops.rms_norm,
-        rope=cpu_ops.rope,
+        add_rms_norm=cpu_ops.add_rms_norm,
         silu_mul=cpu_ops.silu_mul,
     )
 
@@ -63,17 +63,16 @@ def _cuda_ops() -> Ops:
     from twostroke.kernels.paged_decode_attention import paged_decode_attention
     from twostroke.kernels.ragged_prefill_attention import ragged_prefill_attention
     from twostroke.kernels.rms_norm import rms_norm
-    from twostroke.kernels.rope import rope
+    from twostroke.kernels.rotate_and_write import add_rms_norm, rotate_and_write
     from twostroke.kernels.silu_mul import silu_mul
-    from twostroke.kernels.write_kv import write_kv
 
     return Ops(
         paged_decode_attention=paged_decode_attention,
         ragged_prefill_attention=ragged_prefill_attention,
-        write_kv=write_kv,
+        rotate_and_write=rotate_and_write,
         gather_pages=gather_pages,
         scatter_pages=scatter_pages,
         rms_norm=rms_norm,
-        rope=rope,
+        add_rms_norm=add_rms_norm,
         silu_mul=silu_mul,
     )

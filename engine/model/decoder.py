@@ -6,7 +6,8 @@
     logits = head(norm(x of the sampled tokens))
 
 Decode rows (one new token) and prefill rows (many) share all linear layers of a step and differ in the attention
-kernel only. Weights are plain tensors and callables; nothing here changes after construction but the pool.
+kernel only. Behind its attention, the last layer computes the sampled tokens alone. Weights are plain tensors and
+callables; nothing here changes after construction but the pool.
 """
 
 import math
@@ -55,17 +56,22 @@ class Decoder:
 
     def forward(self, batch: Batch, pool: torch.Tensor) -> torch.Tensor:
         """Write the new tokens' k and v into `pool`; return float32 logits `[sampled, vocab]`."""
-        eps = self._config.rms_eps
-        ops = self._ops
+        eps, ops = self._config.rms_eps, self._ops
         x = F.embedding(batch.tokens, self._embedding)
         rotation = self._cos[batch.positions], self._sin[batch.positions]
+        kv_of_layers = pool.unbind(1)
+        # The norm before each layer, and last the one before the head; each also adds what came before to x.
+        norms = [layer.input_norm for layer in self._layers] + [self._final_norm]
+        h = ops.rms_norm(x, norms[0], eps)
         for index, layer in enumerate(self._layers):
-            h = ops.rms_norm(x, layer.input_norm, eps)
-            x = x + layer.output(self._attention(layer, h, rotation, batch, pool[:, index]))
-            h = ops.rms_norm(x, layer.post_norm, eps)
-            x = x + layer.down(ops.silu_mul(layer.gate_up(h)))
-        sampled = ops.rms_norm(x[batch.sampled_tokens], self._final_norm, eps)
-        return self._head(sampled).float()
+            attended = self._attention(layer, h, rotation, batch, kv_of_layers[index])
+            if index == len(self._layers) - 1 and len(batch.sampled_rows) < len(x):
+                x, attended = x[batch.sampled_tokens], attended[batch.sampled_tokens]
+                if not len(x):
+                    return x.new_empty((0, self._config.vocab_size), dtype=torch.float32)
+            h = ops.add_rms_norm(x, layer.output(attended), layer.post_norm, eps)
+            h = ops.add_rms_norm(x, layer.down(ops.silu_mul(layer.gate_up(h))), norms[index + 1], eps)
+        return self._head(h).float()
 
     def _attention(
         self,
@@ -79,27 +85,19 @@ class Decoder:
         config, ops = self._config, self._ops
         heads, kv_heads = config.num_heads, config.num_kv_heads
         qkv = layer.qkv(h).view(h.shape[0], heads + 2 * kv_heads, config.head_dim)
-        q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = ops.rms_norm(q, layer.q_norm, config.rms_eps)
-            k = ops.rms_norm(k, layer.k_norm, config.rms_eps)
-        q, k = ops.rope(q, k, *rotation)
-        ops.write_kv(k, v, kv, batch.slots)
+        q = ops.rotate_and_write(qkv, layer.q_norm, layer.k_norm, config.rms_eps, *rotation, kv, batch.slots)
         num_decode, scale = batch.num_decode, self._scale
         table, lengths = batch.page_table, batch.lengths
-        parts = []
+        if num_decode == len(lengths):
+            attended = ops.paged_decode_attention(q, kv, table, lengths, scale)
+            return attended.view(h.shape[0], heads * config.head_dim)
+        attended = ops.ragged_prefill_attention(
+            q[num_decode:], kv, table[num_decode:], batch.query_starts, lengths[num_decode:], scale
+        )
         if num_decode:
-            parts.append(
-                ops.paged_decode_attention(q[:num_decode], kv, table[:num_decode], lengths[:num_decode], scale)
-            )
-        if num_decode < len(lengths):
-            parts.append(
-                ops.ragged_prefill_attention(
-                    q[num_decode:], kv, table[num_decode:], batch.query_starts, lengths[num_decode:], scale
-                )
-            )
-        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return attended.reshape(h.shape[0], heads * config.head_dim)
+            first = ops.paged_decode_attention(q[:num_decode], kv, table[:num_decode], lengths[:num_decode], scale)
+            attended = torch.cat((first, attended))
+        return attended.view(h.shape[0], heads * config.head_dim)
 
 
 def rope_tables(config: ModelConfig, num_positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
