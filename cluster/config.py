@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from twostroke.cluster.core.errors import ConfigError
 
@@ -54,9 +54,19 @@ class WorkerSection(Section):
     """Both roles: where a worker's gRPC and metrics ports listen, and how it is reached."""
 
     host: str = "127.0.0.1"
-    """Listened on, and what the worker tells others to connect to; in Kubernetes the pod's own address."""
+    """Listened on; 0.0.0.0: every address."""
+    advertise: str = ""
+    """Host that the worker tells others to connect to. Empty: `host`, or with 0.0.0.0 this node's own address on
+    the way to Redis, so that one file serves workers on many nodes."""
     port: Port = 0
     """gRPC; 0 picks a free port."""
+
+    @field_validator("advertise")
+    @classmethod
+    def _somebody(cls, value: str) -> str:
+        if value in ("0.0.0.0", "::"):
+            raise ValueError(f"nobody can connect to {value}; empty lets each node find its own")
+        return value
 
 
 class PrefillSection(Section):

@@ -34,6 +34,7 @@ from twostroke.cluster.core.messages import WorkerInfo
 from twostroke.cluster.state.base import EventLog, Registry
 from twostroke.cluster.state.memory import MemoryEventLog, MemoryRegistry
 from twostroke.cluster.state.redis import RedisClient, RedisEventLog, RedisRegistry
+from twostroke.cluster.wire.address import advertised_host
 from twostroke.cluster.wire.channel import bind, new_server
 from twostroke.cluster.worker_host import WorkerHost
 from twostroke.proto.v1 import worker_pb2
@@ -86,10 +87,17 @@ async def open_state(config: Config) -> AsyncIterator[StateStore]:
 class Listener:
     """The gRPC server before and after there is a worker behind it."""
 
-    def __init__(self, host: str, port: int) -> None:
-        """Raises OSError when the port is taken."""
+    def __init__(self, config: Config, host: str) -> None:
+        """`host` is what others connect to (`open_listener`). Raises OSError when the port is taken."""
         self.server = new_server()
-        self.address = f"{host}:{bind(self.server, host, port)}"
+        self.host = host
+        self.address = f"{self.host}:{bind(self.server, config.worker.host, config.worker.port)}"
+
+
+async def open_listener(config: Config) -> Listener:
+    """Raises OSError when the port is taken, ConfigError when no other machine could reach this one."""
+    worker = config.worker
+    return Listener(config, await asyncio.to_thread(advertised_host, worker.host, worker.advertise, config.redis.url))
 
 
 class Publisher:

@@ -10,7 +10,7 @@ from twostroke.cluster.core.messages import Role, WorkerInfo
 from twostroke.cluster.telemetry.metrics import WorkerMetrics, new_registry
 from twostroke.cluster.transport.server import add_transfer_services
 from twostroke.cluster.transport.usable import usable_transports
-from twostroke.cluster.worker_server import Listener, Publisher, WorkerServer, open_state
+from twostroke.cluster.worker_server import Publisher, WorkerServer, open_listener, open_state
 from twostroke.decode_worker.scheduler import DecodeLimits
 from twostroke.decode_worker.worker import DecodeWorker
 from twostroke.engine.build import describe_worker, make_executor
@@ -30,7 +30,7 @@ async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready
     Raises ConfigError for a model that cannot be served, OSError for a taken port, InternalError when the engine
     ended on its own.
     """
-    listener = Listener(config.worker.host, config.worker.port)
+    listener = await open_listener(config)
     built = await asyncio.to_thread(make_executor, config, Role.DECODE)
     names = usable_transports(config.transfer.transports)
     info = describe_worker(config, Role.DECODE, worker_id, new_incarnation(), listener.address, built, names)
@@ -50,7 +50,7 @@ async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready
         add_transfer_services(listener.server, worker.book, built.executor.memory, info.incarnation)
         services, closers = [TRANSFER_SERVICE], []
         if "collective" in info.transports:
-            servicer = await asyncio.to_thread(_make_collective, config, info, worker, built.executor)
+            servicer = await asyncio.to_thread(_make_collective, config, listener.host, info, worker, built.executor)
             kv_transfer_pb2_grpc.add_KvCollectiveServicer_to_server(servicer, listener.server)  # type: ignore[no-untyped-call]
             services.append(COLLECTIVE_SERVICE)
             closers.append(servicer.close)
@@ -59,7 +59,7 @@ async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready
 
 
 def _make_collective(
-    config: Config, info: WorkerInfo, worker: DecodeWorker, executor: Executor
+    config: Config, host: str, info: WorkerInfo, worker: DecodeWorker, executor: Executor
 ) -> "CollectiveServicer":
     """Blocks while torch is imported, which happens only here."""
     from twostroke.cluster.transport.collective_server import CollectiveServicer
@@ -68,7 +68,7 @@ def _make_collective(
         worker.book,
         executor.memory,
         info.incarnation,
-        host=config.worker.host,
+        host=host,
         device=info.device,
         operation_timeout_s=config.transfer.operation_timeout_s,
         max_groups=config.transfer.max_groups,

@@ -10,7 +10,7 @@ from twostroke.cluster.telemetry.metrics import WorkerMetrics, new_registry
 from twostroke.cluster.transport.base import Transport
 from twostroke.cluster.transport.grpc import GrpcTransport
 from twostroke.cluster.transport.usable import usable_transports
-from twostroke.cluster.worker_server import Listener, Publisher, WorkerServer, open_state
+from twostroke.cluster.worker_server import Publisher, WorkerServer, open_listener, open_state
 from twostroke.engine.build import describe_worker, make_executor
 from twostroke.engine.executor import Executor
 from twostroke.prefill_worker.scheduler import PrefillLimits
@@ -23,13 +23,13 @@ async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready
     Raises ConfigError for a model that cannot be served, OSError for a taken port, InternalError when the engine
     ended on its own.
     """
-    listener = Listener(config.worker.host, config.worker.port)
+    listener = await open_listener(config)
     built = await asyncio.to_thread(make_executor, config, Role.PREFILL)
     names = usable_transports(config.transfer.transports)
     info = describe_worker(config, Role.PREFILL, worker_id, new_incarnation(), listener.address, built, names)
     registry = new_registry()
     metrics = WorkerMetrics(registry, info.model, worker_id)
-    transports = await asyncio.to_thread(_make_transports, config, built.executor, info)
+    transports = await asyncio.to_thread(_make_transports, config, listener.host, built.executor, info)
     limits = PrefillLimits(max_waiting=config.prefill.max_waiting, hold_s=config.prefill.hold_s)
     async with open_state(config) as state:
         publisher = Publisher(state.events)
@@ -38,7 +38,7 @@ async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready
         await server.run(stop, on_ready)
 
 
-def _make_transports(config: Config, executor: Executor, info: WorkerInfo) -> list[Transport]:
+def _make_transports(config: Config, host: str, executor: Executor, info: WorkerInfo) -> list[Transport]:
     """In the order of `info.transports`. Blocks while `collective` imports torch; `grpc` alone needs no torch."""
     transfer = config.transfer
     made: list[Transport] = []
@@ -59,7 +59,7 @@ def _make_transports(config: Config, executor: Executor, info: WorkerInfo) -> li
                 CollectiveTransport(
                     executor.memory,
                     info.incarnation,
-                    host=config.worker.host,
+                    host=host,
                     device=info.device,
                     offer_bytes=transfer.offer_bytes,
                     operation_timeout_s=transfer.operation_timeout_s,

@@ -185,6 +185,13 @@ async def test_stop_drains_what_runs_and_tells_the_end() -> None:
         assert heard.tokens == golden(request.prompt, 400, FAKE_VOCAB_SIZE)
 
 
+async def test_a_worker_that_listens_everywhere_tells_its_own_address() -> None:
+    changes = {"worker": {"host": "0.0.0.0"}, "redis": {"url": "redis://127.0.0.1:1/0"}}
+    async with running(Role.DECODE, parse_config({**CONFIG.model_dump(), **changes})) as (_, info):
+        assert info.address.startswith("127.0.0.1:")
+        assert await describe(info.address) == info
+
+
 async def test_an_unreachable_redis_stops_nothing() -> None:
     config = CONFIG.model_copy(update={"redis": CONFIG.redis.model_copy(update={"url": "redis://127.0.0.1:1/0"})})
     async with running(Role.DECODE, config) as (_, info), AsyncExitStack() as stack:

@@ -155,6 +155,8 @@ def test_the_rendered_configuration_is_valid_and_leaves_routers_to_kubernetes(pr
     assert config.decode.replicas == groups["decode"]["replicas"]
     assert config.router.replicas == 0
     assert config.router.host == "0.0.0.0"
+    # One file for all pods: each listens on every address and tells its own.
+    assert (config.worker.host, config.worker.advertise) == ("0.0.0.0", "")
     assert config.ray.address == "127.0.0.1:6379"
     assert config.ray.pool_resources
     assert config.ray.prefill_gpus == float(groups["prefill"]["rayStartParams"]["num-gpus"])

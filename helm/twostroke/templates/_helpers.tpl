@@ -64,6 +64,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
     "cluster" (include "twostroke.fullname" .)
     "model" $model
     "pages" (dict "page_size" .Values.pages.pageSize "num_pages" .Values.pages.numPages)
+    "worker" (dict "host" "0.0.0.0")
     "prefill" $pools.prefill
     "decode" $pools.decode
     "router" $router

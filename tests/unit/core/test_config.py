@@ -6,6 +6,7 @@ import pytest
 
 from twostroke.cluster.config import Config, dump_config, load_config, parse_config
 from twostroke.cluster.core.errors import ConfigError
+from twostroke.cluster.wire.address import advertised_host
 
 
 def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
@@ -41,3 +42,22 @@ def test_a_file_that_cannot_be_read_or_parsed_is_a_config_error(tmp_path: Path) 
     for path in (tmp_path / "missing.yaml", broken):
         with pytest.raises(ConfigError, match=path.name):
             load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("worker", "redis_url", "expected"),
+    [
+        pytest.param({}, "", "127.0.0.1", id="the default is local"),
+        pytest.param({"host": "10.1.2.3"}, "", "10.1.2.3", id="where it listens"),
+        pytest.param({"host": "0.0.0.0", "advertise": "node-7"}, "", "node-7", id="as configured"),
+        pytest.param({"host": "0.0.0.0"}, "redis://127.0.0.1:6379/0", "127.0.0.1", id="the way to Redis"),
+    ],
+)
+def test_the_address_that_a_worker_tells_others(worker: dict[str, str], redis_url: str, expected: str) -> None:
+    section = parse_config({"worker": worker}).worker
+    assert advertised_host(section.host, section.advertise, redis_url) == expected
+
+
+def test_nobody_can_be_told_to_connect_to_every_address() -> None:
+    with pytest.raises(ConfigError, match=r"worker\.advertise"):
+        parse_config({"worker": {"advertise": "0.0.0.0"}})
