@@ -2,21 +2,23 @@
 
     every TICK_S: ask each host for its view -> reconcile -> start, drain or forget hosts
     every SIZES_S: desired sizes from the store; while it is away, or has forgotten, the last value holds
+    a new life of the supervisor: `adopt` first; what it finds is what is wanted, until the store says otherwise
     shutdown: routers drain first, then workers, then the state server
 
 `Hosts` is the seam: `control.ray_app` implements it with actors; `LocalHosts`, below, within one process.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import structlog
 
-from twostroke.cluster.aio import TaskOwner
 from twostroke.cluster.control.child import ChildKeeper, ChildSpec, ChildView
 from twostroke.cluster.control.supervisor import (
+    STAYING,
     Action,
     Drain,
     Forget,
@@ -47,7 +49,7 @@ class HostLost(TwostrokeError):
 
 class Hosts(Protocol):
     async def existing(self) -> list[ChildView]:
-        """Hosts of an earlier life of the supervisor."""
+        """All hosts of an earlier life of the supervisor; one that does not answer now is STARTING."""
         ...
 
     async def start(self, worker_id: WorkerId, role: MemberRole, order: int) -> None:
@@ -153,22 +155,26 @@ class Fleet:
     # -------------------------------------------------------------------------------------------- loop
 
     async def adopt(self) -> None:
-        """Take over the hosts of an earlier life."""
+        """Take over the hosts of an earlier life, and the sizes from the store; before `run` and any command.
+
+        With the store away the sizes are those of the pools found: a size that is not known drains nobody.
+        """
         async with self._lock:
             for view in await self._hosts.existing():
                 self._views[view.worker_id] = view
                 self._order = max(self._order, view.order)
+            staying = Counter(view.role for view in self._views.values() if view.state in STAYING)
+            self._sizes = PoolSizes(staying[MemberRole.PREFILL.value], staying[MemberRole.DECODE.value])
+        if self._views and self._state_ready():
+            await self.sync_sizes()
 
     async def run(self) -> None:
-        """Reconcile until cancelled."""
-        tasks = TaskOwner("fleet")
-        tasks.spawn(self._follow_sizes(), "sizes")
-        try:
+        """Reconcile until cancelled. A failure of either loop ends both."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_sizes())
             while True:
                 await self.tick()
                 await asyncio.sleep(TICK_S)
-        finally:
-            await tasks.close()
 
     async def tick(self) -> None:
         async with self._lock:

@@ -15,6 +15,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import Any
 import psutil
 import ray
 import structlog
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from twostroke.cluster.aio import TaskOwner
 from twostroke.cluster.config import Config, parse_config
@@ -37,7 +38,7 @@ from twostroke.cluster.control.launch import (
     package_root,
     worker_placement,
 )
-from twostroke.cluster.control.supervisor import MemberRole
+from twostroke.cluster.control.supervisor import MemberRole, role_of
 from twostroke.cluster.core.errors import TwostrokeError, Unavailable
 from twostroke.cluster.core.ids import WorkerId
 from twostroke.cluster.state.base import PoolSizes
@@ -55,6 +56,7 @@ OBJECT_STORE_BYTES = 80 << 20
 CALL_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 60.0
 SHUTDOWN_MARGIN_S = 20.0
+ASK_AGAIN_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +105,20 @@ class RayHosts:
         self._pending: dict[WorkerId, ChildView] = {}
 
     async def existing(self) -> list[ChildView]:
-        found: list[ChildView] = []
-        for name in await asyncio.to_thread(ray.util.list_named_actors):
-            if not name.startswith(HOST_PREFIX):
-                continue
-            worker_id = WorkerId(name.removeprefix(HOST_PREFIX))
-            try:
-                self._actors[worker_id] = await asyncio.to_thread(ray.get_actor, name, self._namespace)
-                found.append(await self._call(worker_id, "view"))
-            except (ValueError, HostLost, TimeoutError) as error:
-                log.warning("host_not_adopted", worker_id=worker_id, reason=repr(error))
-        return found
+        names = await asyncio.to_thread(ray.util.list_named_actors)
+        found = await asyncio.gather(*(self._adopt(name) for name in names if name.startswith(HOST_PREFIX)))
+        return [view for view in found if view is not None]
+
+    async def _adopt(self, name: str) -> ChildView | None:
+        """None for a host that has died."""
+        worker_id = WorkerId(name.removeprefix(HOST_PREFIX))
+        try:
+            self._actors[worker_id] = await asyncio.to_thread(ray.get_actor, name, self._namespace)
+            self._pending[worker_id] = pending_view(worker_id, role_of(worker_id), 0)
+            return await self.view(worker_id)
+        except (ValueError, HostLost) as error:
+            log.warning("host_not_adopted", worker_id=worker_id, reason=repr(error))
+            return None
 
     async def start(self, worker_id: WorkerId, role: MemberRole, order: int) -> None:
         placement = worker_placement(parse_config(self._plan.config), role, self._plan.gpus_per_worker)
@@ -151,6 +156,8 @@ class RayHosts:
             raise HostLost(f"no host for {worker_id}")
         try:
             return await asyncio.wait_for(getattr(actor, method).remote(), CALL_TIMEOUT_S)
+        except ActorUnavailableError as error:
+            raise TimeoutError(str(error)) from None
         except RayActorError as error:
             raise HostLost(f"its host actor died: {error}") from None
 
@@ -168,29 +175,37 @@ class Supervisor:
             routers=config.router.replicas,
             embedded_state=plan.embedded_state,
         )
+        self._adopted = asyncio.Event()
         self._tasks = TaskOwner(SUPERVISOR, self._loop_failed)
         self._loop = self._tasks.spawn(self._run(), "fleet")
 
     async def _run(self) -> None:
         await self._fleet.adopt()
+        self._adopted.set()
         await self._fleet.run()
+
+    async def _ready(self) -> Fleet:
+        """The fleet, once it knows what an earlier life left."""
+        await self._adopted.wait()  # bounded: adoption ends, or this process does
+        return self._fleet
 
     def _loop_failed(self, name: str, error: BaseException) -> None:
         os._exit(1)  # Ray starts the actor again, and it adopts its hosts
 
     async def status(self) -> FleetStatus:
-        return self._fleet.status()
+        return (await self._ready()).status()
 
     async def scale(self, sizes: PoolSizes) -> None:
-        await self._fleet.scale(sizes)
+        await (await self._ready()).scale(sizes)
 
     async def drain(self, worker_id: WorkerId) -> None:
-        await self._fleet.drain(worker_id)
+        await (await self._ready()).drain(worker_id)
 
     async def shutdown(self) -> bool:
         """Drain everything; True when nothing is left. The actor is of no use afterwards."""
+        fleet = await self._ready()
         self._loop.cancel()
-        empty = await self._fleet.shutdown(self._drain_s + SHUTDOWN_MARGIN_S)
+        empty = await fleet.shutdown(self._drain_s + SHUTDOWN_MARGIN_S)
         await self._redis.close()
         return empty
 
@@ -262,16 +277,23 @@ class RayClient:
         ray.shutdown()
 
     def _ask(self, method: str, timeout_s: float, *arguments: object) -> Any:
-        """Raises Unavailable, or what the supervisor refused with."""
-        try:
-            actor = ray.get_actor(SUPERVISOR, self._namespace)
-            return ray.get(getattr(actor, method).remote(*arguments), timeout=timeout_s)
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, TwostrokeError):
-                raise error.cause from None
-            raise
-        except (ValueError, RayError) as error:
-            raise Unavailable(f"the supervisor does not answer: {error}") from None
+        """Raises Unavailable, or what the supervisor refused with. While Ray starts it anew it is asked again: its
+        methods are idempotent.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                actor = ray.get_actor(SUPERVISOR, self._namespace)
+                left_s = max(0.0, deadline - time.monotonic())
+                return ray.get(getattr(actor, method).remote(*arguments), timeout=left_s)
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, TwostrokeError):
+                    raise error.cause from None
+                raise
+            except (ValueError, RayError) as error:
+                if not isinstance(error, RayActorError) or time.monotonic() > deadline:
+                    raise Unavailable(f"the supervisor does not answer: {error}") from None
+            time.sleep(ASK_AGAIN_S)
 
 
 # ------------------------------------------------------------------------------------------- Ray's keeper

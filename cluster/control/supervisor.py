@@ -108,6 +108,11 @@ def settled(desired: Mapping[MemberRole, int], members: Iterable[Member]) -> boo
     )
 
 
+def role_of(worker_id: WorkerId) -> MemberRole:
+    """Of an id that `reconcile` gave. Raises ValueError for another."""
+    return MemberRole(worker_id.rpartition("-")[0])
+
+
 def _vacant(role: MemberRole, of_role: list[Member], count: int) -> list[WorkerId]:
     """The lowest free ids. A stopped or lost member's id is free: its Forget runs before any Start."""
     gone = (MemberState.STOPPED, MemberState.LOST)

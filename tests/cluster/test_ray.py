@@ -135,7 +135,6 @@ def test_pools_scale_apart(cluster: tuple[Cluster, str]) -> None:
     assert answer(url)
 
 
-@pytest.mark.slow  # fails in some runs: see docs/open-ends.md
 def test_a_lost_supervisor_harms_nothing_and_adopts_what_it_finds(cluster: tuple[Cluster, str]) -> None:
     under_ray, url = cluster
 

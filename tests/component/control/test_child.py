@@ -15,7 +15,7 @@ from twostroke.cluster.control.child import ChildKeeper, ChildSpec
 from twostroke.cluster.control.fleet import Fleet, LocalHosts
 from twostroke.cluster.control.launch import child_environment
 from twostroke.cluster.control.supervisor import MemberRole, MemberState
-from twostroke.cluster.core.errors import InvalidRequest
+from twostroke.cluster.core.errors import InvalidRequest, Unavailable
 from twostroke.cluster.core.ids import WorkerId
 from twostroke.cluster.state.base import PoolSizes
 from twostroke.cluster.state.memory import MemoryDesiredSizes
@@ -152,3 +152,35 @@ async def test_desired_sizes_follow_the_store_and_survive_its_loss(tmp_path: Pat
     await fleet.sync_sizes()
     await fleet.sync_sizes()
     assert await forgetful.get() == PoolSizes(2, 4)
+
+
+class LostSizes(MemoryDesiredSizes):
+    """A store that cannot be reached."""
+
+    async def get(self) -> PoolSizes | None:
+        raise Unavailable("the store is away")
+
+
+async def test_a_new_life_adopts_what_it_finds_and_drains_nobody_for_a_size_it_does_not_know(tmp_path: Path) -> None:
+    store = MemoryDesiredSizes()
+    hosts = LocalHosts(lambda worker_id, role, order: spec(tmp_path, "serve", worker_id, role.value, order))
+    first = Fleet(hosts, store, routers=1, embedded_state=True)
+    await first.scale(PoolSizes(2, 2))
+    await settle(first)
+    before = {view.worker_id: view.pid for view in first.status().views}
+
+    for sizes in (LostSizes(), MemoryDesiredSizes()):  # away; there, but it has forgotten
+        second = Fleet(hosts, sizes, routers=1, embedded_state=True)
+        await second.adopt()
+        await second.tick()
+        assert second.status().settled
+        assert {view.worker_id: view.pid for view in second.status().views} == before
+
+    await store.set(PoolSizes(1, 3))  # while no supervisor lived
+    third = Fleet(hosts, store, routers=1, embedded_state=True)
+    await third.adopt()
+    await settle(third)
+    after = {view.worker_id: view.pid for view in third.status().views}
+    assert set(after) == set(before) - {"prefill-1"} | {"decode-2"}
+    assert {worker_id: pid for worker_id, pid in before.items() if worker_id != "prefill-1"}.items() < after.items()
+    assert await third.shutdown(DEADLINE_S)
