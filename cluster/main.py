@@ -11,7 +11,6 @@ import asyncio
 import os
 from collections.abc import Mapping
 from enum import StrEnum
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,10 +101,17 @@ async def _serve(role: RoleName, config: Config, name: WorkerId, stop: asyncio.E
         case RoleName.STATE:
             await valkey.run(config.redis.url, stop, on_ready)
         case RoleName.ROUTER:
-            await import_module("twostroke.router.service").run(config, stop, on_ready)
-        case RoleName.PREFILL | RoleName.DECODE:
-            service = import_module(f"twostroke.{role.value}_worker.service")
-            await service.run(config, name, stop, lambda info: on_ready(_worker_record(info)))
+            from twostroke.router import service as router
+
+            await router.run(config, stop, on_ready)
+        case RoleName.PREFILL:
+            from twostroke.prefill_worker import service as prefill
+
+            await prefill.run(config, name, stop, lambda info: on_ready(_worker_record(info)))
+        case RoleName.DECODE:
+            from twostroke.decode_worker import service as decode
+
+            await decode.run(config, name, stop, lambda info: on_ready(_worker_record(info)))
 
 
 def _worker_record(info: "WorkerInfo") -> dict[str, Any]:
@@ -115,6 +121,7 @@ def _worker_record(info: "WorkerInfo") -> dict[str, Any]:
         "address": info.address,
         "model": info.model,
         "num_pages": info.num_pages,
+        "weight_bytes": info.weight_bytes,
         "pool_bytes": info.num_pages * info.layout.page_bytes,
         "device": info.device,
     }

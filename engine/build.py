@@ -61,4 +61,5 @@ def describe_worker(
         chunk_tokens=config.prefill.chunk_tokens if role is Role.PREFILL else config.decode.chunk_tokens,
         transports=transports,
         device=built.device,
+        weight_bytes=executor.weight_bytes,
     )

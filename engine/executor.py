@@ -23,6 +23,11 @@ class Executor(Protocol):
         ...
 
     @property
+    def weight_bytes(self) -> int:
+        """Memory that the weights take as they are held, packed forms included."""
+        ...
+
+    @property
     def vocab_size(self) -> int: ...
 
     @property

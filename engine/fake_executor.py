@@ -86,6 +86,10 @@ class FakeExecutor:
         return self._memory
 
     @property
+    def weight_bytes(self) -> int:
+        return 0
+
+    @property
     def vocab_size(self) -> int:
         return self._vocab_size
 

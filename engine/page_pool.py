@@ -7,6 +7,7 @@ read pages that a job holds for them or write leased pages, which the engine doe
 The pool checks ranges, not ownership.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,8 +24,9 @@ class PagePool:
         group = layout.groups[0]
         shape = (num_pages, group.layers, 2, group.kv_heads, layout.page_size, group.head_dim)
         dtype: torch.dtype = getattr(torch, group.dtype)
-        # zeros, not empty: on a CPU calloc commits no memory before a page is first written.
-        self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+        self.tensor = (
+            _untouched_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(shape, dtype=dtype, device=device)
+        )
         self._layout = layout
         self._bytes = self.tensor.view(num_pages, -1).view(torch.uint8)
         self._host: np.ndarray[tuple[int, int], np.dtype[np.uint8]] | None = (
@@ -74,3 +76,9 @@ class PagePool:
         if len(index) and (index.min() < 0 or index.max() >= self.num_pages):
             raise IndexError(f"page outside the pool of {self.num_pages}: {list(pages)}")
         return index
+
+
+def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that take no memory before a page is first written: NumPy's come from calloc, torch's are filled."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)

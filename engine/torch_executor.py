@@ -19,8 +19,11 @@ from twostroke.engine.sampler import sample
 class TorchExecutor:
     """Used by the engine thread alone, apart from `memory`, which the transports share."""
 
-    def __init__(self, decoder: Decoder, pool: PagePool, vocab_size: int, max_positions: int, threads: int) -> None:
+    def __init__(
+        self, decoder: Decoder, weight_bytes: int, pool: PagePool, vocab_size: int, max_positions: int, threads: int
+    ) -> None:
         self._decoder = decoder
+        self._weight_bytes = weight_bytes
         self._pool = pool
         self._vocab_size = vocab_size
         self._max_positions = max_positions
@@ -33,6 +36,10 @@ class TorchExecutor:
     @property
     def pool(self) -> PagePool:
         return self._pool
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._weight_bytes
 
     @property
     def vocab_size(self) -> int:

@@ -77,6 +77,7 @@ def infos() -> st.SearchStrategy[WorkerInfo]:
         chunk_tokens=counts,
         transports=st.lists(names, max_size=3).map(tuple),
         device=names,
+        weight_bytes=longs,
     )
 
 

@@ -1,6 +1,7 @@
 """Commands that act on a whole cluster: up, status, scale, drain, down."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,14 +15,13 @@ from twostroke.cluster.control.context import Context, console
 from twostroke.cluster.control.loads import read_loads
 from twostroke.cluster.control.local_ray import Say
 from twostroke.cluster.control.models import resolve_model
-from twostroke.cluster.control.supervisor import MemberRole, MemberState
+from twostroke.cluster.control.status_report import COLUMNS, report_process
+from twostroke.cluster.control.supervisor import MemberRole
 from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.cluster.core.ids import WorkerId
-from twostroke.cluster.core.messages import LoadReport
 from twostroke.cluster.state.base import PoolSizes
 
 if TYPE_CHECKING:
-    from twostroke.cluster.control.child import ChildView
     from twostroke.cluster.control.fleet import FleetStatus
 
 UP_TIMEOUT_S = 300.0
@@ -72,17 +72,32 @@ def addresses(status: "FleetStatus") -> str:
     return "; ".join(f"http://{ready['http']}/v1 and grpc {ready['grpc']}" for ready in routers) or "no router yet"
 
 
-def status(context: typer.Context, cluster: ClusterName = "local") -> None:
+def status(
+    context: typer.Context,
+    cluster: ClusterName = "local",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: everything known, bytes unrounded.")] = False,
+) -> None:
     """Show every process: what it is, how it is, and what it holds."""
     ours: Context = context.obj
     record, files = ours.running(cluster)
     with lifecycle.connected(record, files, cluster) as client:
         fleet = client.status()
     loads = asyncio.run(read_loads(fleet.views))
+    reports = [report_process(view, loads.get(view.worker_id)) for view in fleet.views]
+    desired = {role.value: count for role, count in fleet.desired.items()}
+    if as_json:
+        processes = [report.as_json() for report in reports]
+        typer.echo(json.dumps({"desired": desired, "settled": fleet.settled, "processes": processes}, indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, overflow="fold")
+    for report in reports:
+        table.add_row(*report.cells())
     out = console()
-    out.print(_status_table(fleet, loads))
-    desired = ", ".join(f"{count} {role.value}" for role, count in fleet.desired.items())
-    out.print(f"desired: {desired}; {'settled' if fleet.settled else 'not settled'}")
+    out.print(table)
+    sizes = ", ".join(f"{count} {role}" for role, count in desired.items())
+    out.print(f"desired: {sizes}; {'settled' if fleet.settled else 'not settled'}")
     out.print(f"address: {addresses(fleet)}; logs: {files.logs}", soft_wrap=True)
 
 
@@ -146,35 +161,3 @@ def announcer(out: Console, show: Say) -> Say:
         last = step
 
     return say
-
-
-def _status_table(fleet: "FleetStatus", loads: dict[WorkerId, LoadReport]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    columns = ("role", "worker", "pid", "incarnation", "state", "restarts", "memory", "pool", "run/wait")
-    for column in (*columns, "free/cached/active/leased/quar.", "last end"):
-        table.add_column(column, overflow="fold")
-    for view in fleet.views:
-        table.add_row(*_status_row(view, loads.get(view.worker_id)))
-    return table
-
-
-def _status_row(view: "ChildView", load: LoadReport | None) -> list[str]:
-    pool = view.ready.get("pool_bytes")
-    ledger = load.ledger if load is not None else None
-    return [
-        view.role,
-        view.worker_id,
-        str(view.pid or "-"),
-        str(view.ready.get("incarnation", "-")),
-        view.state.value if view.state is not MemberState.READY or load is None or not load.draining else "draining",
-        str(view.restarts),
-        _mebibytes(view.rss_bytes),
-        _mebibytes(pool) if pool is not None else "-",
-        f"{load.running}/{load.waiting}" if load is not None else "-",
-        f"{ledger.free}/{ledger.cached}/{ledger.active}/{ledger.leased}/{ledger.quarantined}" if ledger else "-",
-        view.last_end or "-",
-    ]
-
-
-def _mebibytes(size: int) -> str:
-    return f"{size / (1 << 20):.0f} MiB"

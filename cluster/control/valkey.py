@@ -26,14 +26,23 @@ STOP_TIMEOUT_S = 5.0
 _POLL_S = 0.05
 _ATTEMPT_S = 1.0
 _PR_SET_PDEATHSIG = 1
+_PORTS = range(20_000, 32_768)
+"""Above Ray's worker ports and below those that Linux gives to outgoing connections, which would take a port of theirs
+before the server starts, or between two lives of it."""
+_PORT_TRIES = 100
 
 
 def new_url() -> str:
-    """An address for a new embedded server: a port that is free now, and a password of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return f"redis://:{secrets.token_urlsafe(18)}@127.0.0.1:{port}/0"
+    """An address for a new embedded server: a port that is free now, and a password of its own. Raises Unavailable."""
+    for _ in range(_PORT_TRIES):
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return f"redis://:{secrets.token_urlsafe(18)}@127.0.0.1:{port}/0"
+    raise Unavailable(f"no free port for the state server between {_PORTS.start} and {_PORTS.stop - 1}")
 
 
 async def run(url: str, stop: asyncio.Event, on_ready: OnReady) -> None:

@@ -60,6 +60,8 @@ class WorkerInfo:
     """Names of KV transports that it speaks, best first: `collective`, `grpc`, `loopback`."""
     device: str = "cpu"
     """Identity of its device; NCCL refuses two ranks on one GPU, so equal CUDA devices use host staging."""
+    weight_bytes: int = 0
+    """Memory of the weights as it holds them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ def info_to_wire(info: WorkerInfo) -> pb.WorkerInfo:
         chunk_tokens=info.chunk_tokens,
         transports=info.transports,
         device=info.device,
+        weight_bytes=info.weight_bytes,
     )
 
 
@@ -99,6 +100,7 @@ def info_from_wire(info: pb.WorkerInfo) -> WorkerInfo:
         chunk_tokens=info.chunk_tokens,
         transports=tuple(info.transports),
         device=info.device,
+        weight_bytes=info.weight_bytes,
     )
 
 

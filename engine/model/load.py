@@ -1,8 +1,11 @@
 """From a configured source to a running executor."""
 
+import ctypes
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -25,6 +28,12 @@ from twostroke.engine.torch_executor import TorchExecutor
 from twostroke.kernels.select import select_ops
 
 Progress = Callable[[str], None]
+
+
+class Loaded(NamedTuple):
+    decoder: Decoder
+    weight_bytes: int
+    """As `Executor.weight_bytes`."""
 
 
 def build_executor(config: Config, role: Role, progress: Progress) -> Executor:
@@ -65,9 +74,10 @@ def load_executor(
     packed = choose_packed(linear, device)
     max_positions = min(model.max_positions, max_context or model.max_positions)
     with torch.inference_mode():
-        decoder = load_decoder(directory, model.config, device, dtype, packed, max_positions, progress)
+        decoder, weight_bytes = load_decoder(directory, model.config, device, dtype, packed, max_positions, progress)
+    _trim_heap()
     pool = PagePool(page_layout(model, page_size, dtype), num_pages, device)
-    executor = TorchExecutor(decoder, pool, model.vocab_size, max_positions, threads)
+    executor = TorchExecutor(decoder, weight_bytes, pool, model.vocab_size, max_positions, threads)
     progress("compiling kernels (once; cached)")
     _warm_up(executor)
     form = "fp16-packed" if packed else str(dtype).removeprefix("torch.")
@@ -76,6 +86,13 @@ def load_executor(
         f"on {device}, ready after {time.monotonic() - started_s:.1f} s"
     )
     return executor
+
+
+def _trim_heap() -> None:
+    """Loading frees as much as it keeps (parts that were fused or packed), and glibc would keep the holes."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:  # another libc than glibc has none
+        trim(0)
 
 
 def _warm_up(executor: TorchExecutor) -> None:
@@ -124,9 +141,15 @@ def load_decoder(
     packed: bool,
     max_positions: int,
     progress: Progress,
-) -> Decoder:
-    make = packed_linear if packed else dense_linear
+) -> Loaded:
     hidden, vocab = config.hidden_size, config.vocab_size
+    linear_bytes = 0
+
+    def make(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        nonlocal linear_bytes
+        linear_bytes += (weight.numel() * 2 if packed else weight.nbytes) + (0 if bias is None else bias.nbytes)
+        return (packed_linear if packed else dense_linear)(weight, bias)
+
     with Weights(directory, device, dtype) as weights:
         embedding = weights.take("model.embed_tokens.weight", (vocab, hidden))
         layers = []
@@ -137,12 +160,17 @@ def load_decoder(
         final_norm = weights.take("model.norm.weight", (hidden,))
         if not config.tied_embeddings:
             head = make(weights.take("lm_head.weight", (vocab, hidden)), None)
-        else:
+        elif packed:
             head = make(embedding, None)
+        else:
+            head = dense_linear(embedding, None)  # the same memory, counted once
         leftover = [name for name in weights.unused() if name != "lm_head.weight" or not config.tied_embeddings]
         if leftover:
             raise ConfigError([f"{directory}: weights that a {config.family} has no use for: {', '.join(leftover)}"])
-    return Decoder(config, select_ops(device), embedding, layers, final_norm, head, max_positions)
+    norms = [norm for layer in layers for norm in (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_norm)]
+    plain_bytes = sum(tensor.nbytes for tensor in (embedding, final_norm, *norms) if tensor is not None)
+    decoder = Decoder(config, select_ops(device), embedding, layers, final_norm, head, max_positions)
+    return Loaded(decoder, plain_bytes + linear_bytes)
 
 
 def _load_layer(

@@ -48,7 +48,8 @@ class Weights:
         tensor: torch.Tensor = file.get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise ConfigError([f"{self._directory}: weight {name} is {tuple(tensor.shape)}, not {shape}"])
-        return tensor.to(device=self._device, dtype=self._dtype)
+        # A copy: one tensor that aliases the file keeps all of it mapped, and what was read of it resident.
+        return tensor.to(device=self._device, dtype=self._dtype, copy=True)
 
     def unused(self) -> list[str]:
         return sorted(name for name in self._where if not name.endswith("rotary_emb.inv_freq"))

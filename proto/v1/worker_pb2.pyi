@@ -67,7 +67,7 @@ OUTCOME_TRANSFER_FAILED: Outcome
 OUTCOME_FAILED: Outcome
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "role", "address", "model", "layout", "num_pages", "max_context", "chunk_tokens", "transports", "device")
+    __slots__ = ("worker_id", "incarnation", "role", "address", "model", "layout", "num_pages", "max_context", "chunk_tokens", "transports", "device", "weight_bytes")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class WorkerInfo(_message.Message):
     CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: str
     role: Role
@@ -90,7 +91,8 @@ class WorkerInfo(_message.Message):
     chunk_tokens: int
     transports: _containers.RepeatedScalarFieldContainer[str]
     device: str
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.PageLayout, _Mapping]] = ..., num_pages: _Optional[int] = ..., max_context: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ...) -> None: ...
+    weight_bytes: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., layout: _Optional[_Union[_common_pb2.PageLayout, _Mapping]] = ..., num_pages: _Optional[int] = ..., max_context: _Optional[int] = ..., chunk_tokens: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., weight_bytes: _Optional[int] = ...) -> None: ...
 
 class RouterFrame(_message.Message):
     __slots__ = ("hello", "items", "fragment", "fragment_end")
