@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 from twostroke.cluster.attach import AttachServicer, connect
+from twostroke.cluster.core.errors import Unavailable
 from twostroke.cluster.core.events import PrefixSnapshot
 from twostroke.cluster.core.ids import Incarnation, JobId, RequestId, WorkerId, new_incarnation
 from twostroke.cluster.core.layout import gqa_layout
@@ -23,6 +24,7 @@ from twostroke.cluster.core.messages import (
     Submit,
     TokenRun,
     Tokens,
+    WorkerCheck,
     WorkerInfo,
     WorkerMessage,
 )
@@ -59,6 +61,9 @@ class Source:
 
     async def snapshot(self) -> PrefixSnapshot:
         return PrefixSnapshot(self.info.incarnation, 0, ())
+
+    async def check(self) -> WorkerCheck:
+        raise Unavailable("there is no engine here")
 
     async def drain(self, timeout_s: float) -> bool:
         return True

@@ -77,7 +77,7 @@ async def serve(page_kib: int, num_pages: int) -> None:
     threading.Thread(target=drain_tcp, args=(listener,), daemon=True).start()
     layout = layout_of(page_kib)
     memory = BytePages(layout, num_pages)
-    book = LeaseBook(layout, lambda _: None, lambda _: None, lambda _: None)
+    book = LeaseBook(layout, *[lambda _: None] * 4)
     server = new_server()
     add_transfer_services(server, book, memory, DECODE)
     add_KvCollectiveServicer_to_server(CollectiveServicer(book, memory, DECODE, host=HOST), server)  # type: ignore[no-untyped-call]

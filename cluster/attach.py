@@ -24,7 +24,7 @@ from twostroke.cluster.core.errors import PeerLost, TwostrokeError
 from twostroke.cluster.core.events import PrefixSnapshot
 from twostroke.cluster.core.ids import Incarnation
 from twostroke.cluster.core.link import LinkListener, WorkerApp
-from twostroke.cluster.core.messages import RouterMessage, WorkerInfo, WorkerMessage
+from twostroke.cluster.core.messages import RouterMessage, WorkerCheck, WorkerInfo, WorkerMessage
 from twostroke.cluster.stream import (
     CALL_ERRORS,
     DEFAULT_TIMING,
@@ -37,7 +37,14 @@ from twostroke.cluster.stream import (
 from twostroke.cluster.wire.channel import open_channel
 from twostroke.cluster.wire.codec import RouterCodec, WorkerCodec
 from twostroke.cluster.wire.convert import WireError
-from twostroke.cluster.wire.messages import info_from_wire, info_to_wire, snapshot_from_wire, snapshot_to_wire
+from twostroke.cluster.wire.messages import (
+    check_from_wire,
+    check_to_wire,
+    info_from_wire,
+    info_to_wire,
+    snapshot_from_wire,
+    snapshot_to_wire,
+)
 from twostroke.proto.v1 import worker_pb2 as pb
 from twostroke.proto.v1 import worker_pb2_grpc
 
@@ -113,6 +120,14 @@ class AttachServicer(worker_pb2_grpc.WorkerServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
         for part in snapshot_to_wire(snapshot):
             await context.write(part)
+
+    async def Check(
+        self, request: pb.CheckRequest, context: "grpc.aio.ServicerContext[pb.CheckRequest, pb.CheckReply]"
+    ) -> pb.CheckReply:
+        try:
+            return check_to_wire(await self._app.check())
+        except TwostrokeError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
 
     async def Drain(self, request: pb.DrainRequest, context: object) -> pb.DrainReply:
         return pb.DrainReply(drained=await self._app.drain(request.timeout_s))
@@ -295,6 +310,12 @@ async def fetch_snapshot(address: str, timeout_s: float = 10.0) -> PrefixSnapsho
     """The named pages of the worker at host:port, of whichever incarnation lives there. Raises PeerLost."""
     async with _calling(address, "Snapshot") as stub:
         return snapshot_from_wire([part async for part in stub.Snapshot(pb.SnapshotRequest(), timeout=timeout_s)])
+
+
+async def check(address: str, timeout_s: float = 10.0) -> WorkerCheck:
+    """What the worker at host:port holds, and whether its books agree. Raises PeerLost."""
+    async with _calling(address, "Check") as stub:
+        return check_from_wire(await stub.Check(pb.CheckRequest(), timeout=timeout_s))
 
 
 async def request_drain(address: str, drain_s: float) -> bool:

@@ -2,8 +2,8 @@
 
     engine thread                                event loop
     on_events: hooks.on_engine(event)   ------>  ToRouter -> that router's outlet; Published -> publish;
-               (at once, on that thread)         SnapshotTaken -> who asked; anything else -> hooks.on_loop(event)
-    inbox      <---------------------------      FromRouter, RouterGone, Drain, Snapshot, and what hooks post
+               (at once, on that thread)         answers -> who asked; anything else -> hooks.on_loop(event)
+    inbox      <---------------------------      FromRouter, RouterGone, Drain, questions, and what hooks post
 
     life: made -> start() -> attach ... drain() -> stop()
 
@@ -16,7 +16,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -25,9 +25,11 @@ from twostroke.cluster.core.errors import Unavailable
 from twostroke.cluster.core.events import PrefixBatch, PrefixSnapshot
 from twostroke.cluster.core.ids import Incarnation
 from twostroke.cluster.core.link import Outlet
-from twostroke.cluster.core.messages import Ended, LoadReport, Refused, RouterMessage, WorkerInfo
+from twostroke.cluster.core.messages import Ended, LoadReport, Refused, RouterMessage, WorkerCheck, WorkerInfo
 from twostroke.cluster.telemetry.metrics import WorkerMetrics
 from twostroke.engine.commands import (
+    Check,
+    Checked,
     Command,
     Drain,
     Event,
@@ -48,7 +50,10 @@ LOAD_INTERVAL_S = 0.5
 LOAD_PAUSE_S = 0.02
 """Least time between two load reports."""
 STALLED_S = 10.0
-SNAPSHOT_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 5.0
+"""Of the engine to a question; it answers between two steps."""
+
+A = TypeVar("A", SnapshotTaken, Checked)
 
 
 class RoleHooks(Protocol):
@@ -60,6 +65,11 @@ class RoleHooks(Protocol):
 
     def on_loop(self, event: Event) -> None:
         """On the event loop, for events that are neither a router's nor the host's."""
+        ...
+
+    @property
+    def num_transfers(self) -> int:
+        """Shipments, or leases in the lease book, that have not ended."""
         ...
 
 
@@ -84,8 +94,8 @@ class WorkerHost:
         self.engine = EngineLoop(scheduler, executor, self._on_events, name=f"engine-{info.worker_id}")
         self.failed = asyncio.Event()
         self._sessions: dict[Incarnation, _Session] = {}
-        self._snapshots: dict[int, asyncio.Future[PrefixSnapshot]] = {}
-        self._next_snapshot = 0
+        self._questions: dict[int, asyncio.Future[SnapshotTaken | Checked]] = {}
+        self._next_question = 0
         self._tasks = TaskOwner(f"host.{info.worker_id}")
         self._loop: asyncio.AbstractEventLoop
         self._changed = asyncio.Event()
@@ -118,7 +128,7 @@ class WorkerHost:
         """End the engine after its step under way; idempotent. Raises TimeoutError when the step does not return."""
         await self._tasks.close()
         await asyncio.to_thread(self.engine.stop)
-        for waiting in self._snapshots.values():
+        for waiting in self._questions.values():
             if not waiting.done():
                 waiting.set_exception(Unavailable("the worker stops"))
 
@@ -173,10 +183,10 @@ class WorkerHost:
                         session.outlet.deliver(messages)
                 case Published(batch):
                     self._publish(batch)
-                case SnapshotTaken(number, snapshot):
-                    waiting = self._snapshots.get(number)
+                case SnapshotTaken() | Checked():
+                    waiting = self._questions.get(event.number)
                     if waiting is not None and not waiting.done():
-                        waiting.set_result(snapshot)
+                        waiting.set_result(event)
                 case _:
                     self._hooks.on_loop(event)
         self._changed.set()
@@ -190,18 +200,29 @@ class WorkerHost:
 
     async def snapshot(self) -> PrefixSnapshot:
         """Raises Unavailable when the engine does not answer in time."""
-        self._next_snapshot += 1
-        number = self._next_snapshot
-        waiting: asyncio.Future[PrefixSnapshot] = asyncio.get_running_loop().create_future()
-        self._snapshots[number] = waiting
-        self.post(Snapshot(number))
+        return (await self._ask(Snapshot, SnapshotTaken)).snapshot
+
+    async def check(self) -> WorkerCheck:
+        """Raises Unavailable when the engine does not answer in time."""
+        checked = await self._ask(Check, Checked)
+        return WorkerCheck(checked.load, checked.fault, self._hooks.num_transfers)
+
+    async def _ask(self, question: Callable[[int], Snapshot | Check], kind: type[A]) -> A:
+        """The engine's answer. Raises Unavailable."""
+        self._next_question += 1
+        number = self._next_question
+        waiting: asyncio.Future[SnapshotTaken | Checked] = asyncio.get_running_loop().create_future()
+        self._questions[number] = waiting
+        self.post(question(number))
         try:
-            async with asyncio.timeout(SNAPSHOT_TIMEOUT_S):
-                return await waiting
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                answer = await waiting
         except TimeoutError:
-            raise Unavailable(f"the engine of {self._info.worker_id} takes no snapshot") from None
+            raise Unavailable(f"the engine of {self._info.worker_id} does not answer") from None
         finally:
-            del self._snapshots[number]
+            del self._questions[number]
+        assert isinstance(answer, kind)
+        return answer
 
     # -------------------------------------------------------------------------------------------- load
 

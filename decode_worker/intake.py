@@ -7,9 +7,10 @@ Life of a lease here (the engine thread opens and closes; transport threads writ
     3. end(ticket, verified)   writing -> verified, or back to missing; a verified end touches the lease
     4. commit(...)             all verified and nothing under way -> committed; `on_committed` hands the job over.
                                From here on nobody may write. An equal commit is acknowledged again.
-    5. open(higher epoch)      a renewal: every page is missing again, older writers are refused. A page that an older
-                               writer is still writing cannot be begun until that write ends. A commit that came
-                               first stands: the renewal changes nothing, the old writer has its Ack.
+    5. open(higher epoch)      a renewal: every page is missing again, older writers are refused; `on_renewed`. A page
+                               that an older writer is still writing cannot be begun until that write ends. A commit
+                               that came first stands: the renewal changes nothing and is not announced, so nobody
+                               gets credentials that would be refused.
     6. close(lease, committed) forgotten. If uncommitted, `on_released` follows once no write is under way, exactly
                                once: until then the pages are quarantined, since bytes may still land in them.
 
@@ -29,7 +30,7 @@ from twostroke.cluster.core.ids import JobId, LeaseId
 from twostroke.cluster.core.layout import PageLayout, check_compatible
 from twostroke.cluster.core.messages import Lease
 from twostroke.cluster.transport.base import CommitRequest, PageWrite, WriteTicket
-from twostroke.engine.commands import Committed
+from twostroke.engine.commands import Committed, LeaseRenewed
 
 MISSING, WRITING, VERIFIED = 0, 1, 2
 TOUCH_INTERVAL_S = 0.5
@@ -68,12 +69,14 @@ class LeaseBook:
         on_committed: Callable[[Committed], None],
         on_touched: Callable[[LeaseId], None],
         on_released: Callable[[LeaseId], None],
+        on_renewed: Callable[[LeaseRenewed], None],
         clock: Clock | None = None,
     ) -> None:
         self._layout = layout
         self._on_committed = on_committed
         self._on_touched = on_touched
         self._on_released = on_released
+        self._on_renewed = on_renewed
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._records: dict[LeaseId, _Record] = {}
@@ -118,6 +121,7 @@ class LeaseBook:
             record.states = bytearray(len(record.states))
             for ticket in record.writes.values():
                 _mark(record, ticket.write, WRITING)
+        self._on_renewed(LeaseRenewed(lease.lease_id, lease.epoch))
 
     def close(self, lease_id: LeaseId, committed: bool) -> None:
         """Forget the lease; once for each open lease. Raises InternalError if it is not open, or if the engine
@@ -213,7 +217,8 @@ class LeaseBook:
         record = self._records.get(lease_id)
         if record is None:
             raise TransferFailed(f"lease {lease_id} is unknown or ended")
-        if not compare_digest(record.lease.nonce, nonce):
+        # A writer of another epoch has another nonce too; it is told of the epoch, below.
+        if epoch == record.lease.epoch and not compare_digest(record.lease.nonce, nonce):
             raise TransferFailed(f"lease {lease_id}: wrong nonce")
         if record.closed:
             raise TransferFailed(f"lease {lease_id} ended")

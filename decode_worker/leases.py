@@ -1,11 +1,13 @@
 """Leases of a decode worker: page reservations that prefill workers fill. Pure.
 
     open      references on the leading cached pages, fresh pages LEASED for the rest; LeaseOpened, Leased
-    renew     another TTL; with `bump_epoch` a new epoch and nonce, LeaseOpened and Leased again: whatever an older
-              writer still sends is unacceptable
+    renew     another TTL; with `bump_epoch` a new epoch and nonce, LeaseOpened again: whatever an older writer still
+              sends is unacceptable
+    renewed   the book took the new epoch: Leased again. If a commit was there first, it says nothing, so that nobody
+              is ever asked to fill a lease that takes no writer any more
     touch     a chunk was accepted: another TTL
     committed the book verified a writer's whole transfer: the pages are the job's; LeaseClosed(committed). Also of an
-              older epoch: it came before the renewal reached the book, which refuses every writer since
+              older epoch: it came before the renewal reached the book
     close     ended uncommitted: the pages wait in quarantine, since a write may be under way; LeaseClosed
     release   the lease book says that none is: the pages are free
 
@@ -71,16 +73,26 @@ class LeaseDesk:
         )
         self._open[job.lease.lease_id] = job
         self._roster.add(job)
-        self._announce(job, job.lease, now_s)
+        self._extend(job, now_s)
+        self._roster.outbox.event(LeaseOpened(job.lease))
+        self._roster.outbox.tell(job.router, Leased(job.id, job.lease))
 
     def renew(self, job: DecodeJob, bump_epoch: bool, now_s: float) -> None:
         if job.phase is not JobPhase.LEASED or job.lease is None:
             self._roster.ignored["RenewLease"] += 1
         elif bump_epoch:
             job.lease = replace(job.lease, epoch=job.lease.epoch + 1, nonce=self._draw_nonce())
-            self._announce(job, job.lease, now_s)
+            self._extend(job, now_s)
+            self._roster.outbox.event(LeaseOpened(job.lease))
         else:
             self._extend(job, now_s)
+
+    def renewed(self, lease_id: LeaseId, epoch: int) -> None:
+        job = self._open.get(lease_id)
+        if job is None or job.lease is None or job.lease.epoch != epoch:
+            self._roster.ignored["LeaseRenewed"] += 1
+        else:
+            self._roster.outbox.tell(job.router, Leased(job.id, job.lease))
 
     def touch(self, lease_id: LeaseId, now_s: float) -> None:
         job = self._open.get(lease_id)
@@ -129,11 +141,6 @@ class LeaseDesk:
         assert ledger.leased == num_leased, f"{ledger.leased} pages leased, jobs know of {num_leased}"
         num_quarantined = sum(map(len, self._quarantine.values()))
         assert ledger.quarantined == num_quarantined, f"{ledger.quarantined} in quarantine, not {num_quarantined}"
-
-    def _announce(self, job: DecodeJob, lease: Lease, now_s: float) -> None:
-        self._extend(job, now_s)
-        self._roster.outbox.event(LeaseOpened(lease))
-        self._roster.outbox.tell(job.router, Leased(job.id, lease))
 
     def _extend(self, job: DecodeJob, now_s: float) -> None:
         self._roster.deadlines.set(job.id, min(job.deadline_s, now_s + self._ttl_s))

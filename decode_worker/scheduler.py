@@ -44,6 +44,7 @@ from twostroke.engine.commands import (
     Drain,
     Event,
     FromRouter,
+    LeaseRenewed,
     LeaseTouched,
     PagesReleased,
     RouterGone,
@@ -122,6 +123,8 @@ class DecodeScheduler:
                     self._leases.renew(job, bump_epoch, now_s)
             case Committed():
                 self._commit(command, now_s)
+            case LeaseRenewed(lease_id, epoch):
+                self._leases.renewed(lease_id, epoch)
             case LeaseTouched(lease_id):
                 self._leases.touch(lease_id, now_s)
             case PagesReleased(lease_id):
@@ -203,9 +206,9 @@ class DecodeScheduler:
             message = f"the commit's first token {commit.first_token} at index {commit.first_token_index} is not ours"
             self._end(job, Outcome.FAILED, now_s, message=message)
             return
-        self._tell_started(job)
+        self._tell_started(job, commit.first_token)
         job.first_token_s = now_s
-        self._take_token(job, commit.first_token, now_s, tell=False)  # the prefill side tells it
+        self._take_token(job, commit.first_token, now_s, tell=False)  # Started told it, as the prefill side did
 
     # ----------------------------------------------------------------------------------------------- steps
 
@@ -348,9 +351,9 @@ class DecodeScheduler:
         late = now_s >= job.deadline_s
         self._end(job, Outcome.EXPIRED, now_s, message="its time was up" if late else "its lease ran out")
 
-    def _tell_started(self, job: DecodeJob) -> None:
+    def _tell_started(self, job: DecodeJob, first_token: int | None = None) -> None:
         job.started = True
-        self._outbox.tell(job.router, Started(job.id, job.cached_tokens))
+        self._outbox.tell(job.router, Started(job.id, job.cached_tokens, first_token))
 
     def _leave_queue(self, job: DecodeJob) -> None:
         match job.phase:

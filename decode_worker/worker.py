@@ -30,6 +30,7 @@ class DecodeWorker:
             on_committed=self.host.post,
             on_touched=lambda lease_id: self.host.post(LeaseTouched(lease_id)),
             on_released=lambda lease_id: self.host.post(PagesReleased(lease_id)),
+            on_renewed=self.host.post,
         )
 
     def start(self) -> None:
@@ -44,6 +45,10 @@ class DecodeWorker:
             self.book.open(event.lease)
         elif isinstance(event, LeaseClosed):
             self.book.close(event.lease_id, event.committed)
+
+    @property
+    def num_transfers(self) -> int:
+        return self.book.num_open
 
     def on_loop(self, event: Event) -> None:
         """Nothing: the book heard of its events on the engine thread."""

@@ -1,10 +1,11 @@
 """What goes into the engine thread and what comes out, as plain data.
 
     commands (inbox)                              events (outbox)
-    FromRouter, RouterGone, Drain, Snapshot       ToRouter, Published, SnapshotTaken
+    FromRouter, RouterGone, Drain,                ToRouter, Published,
+    Snapshot, Check                               SnapshotTaken, Checked
     prefill: ShipmentEnded                        prefill: PagesReady, PrefillDone, ShipmentDropped
-    decode:  Committed, LeaseTouched,             decode:  LeaseOpened, LeaseClosed
-             PagesReleased
+    decode:  Committed, LeaseRenewed,             decode:  LeaseOpened, LeaseClosed
+             LeaseTouched, PagesReleased
 
 The engine thread alone owns the allocator, jobs and leases. Anyone may post commands; events are handed to
 one callback on the engine thread, in order.
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 
 from twostroke.cluster.core.events import PrefixBatch, PrefixSnapshot
 from twostroke.cluster.core.ids import Incarnation, JobId, LeaseId, PageId
-from twostroke.cluster.core.messages import Lease, RouterMessage, WorkerMessage
+from twostroke.cluster.core.messages import Lease, LoadReport, RouterMessage, WorkerMessage
 
 # ------------------------------------------------------------------------------------------------ commands
 
@@ -52,6 +53,13 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """Answered by the loop itself with `Checked` of the same number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class ShipmentEnded:
     """The shipping task of `job` reads no page any more. `error` is empty when the Ack came."""
 
@@ -68,7 +76,7 @@ class Committed:
     """The lease book verified the whole transfer; the job may decode from `first_token` on.
 
     It stands even when a renewal has raised the lease's epoch meanwhile: the book decides which came first, the
-    writer has its Ack, and nobody can write to the pages any more. Dropped only when the lease has ended.
+    writer has its Ack, and there is no `LeaseRenewed`. Dropped only when the lease has ended.
     """
 
     job: JobId
@@ -76,6 +84,14 @@ class Committed:
     epoch: int
     first_token: int
     first_token_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRenewed:
+    """The lease book took the renewal: older writers are refused, and the new one may be told."""
+
+    lease_id: LeaseId
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +108,18 @@ class PagesReleased:
     lease_id: LeaseId
 
 
-Command = FromRouter | RouterGone | Drain | Snapshot | ShipmentEnded | Committed | LeaseTouched | PagesReleased
+Command = (
+    FromRouter
+    | RouterGone
+    | Drain
+    | Snapshot
+    | Check
+    | ShipmentEnded
+    | Committed
+    | LeaseRenewed
+    | LeaseTouched
+    | PagesReleased
+)
 
 # -------------------------------------------------------------------------------------------------- events
 
@@ -112,6 +139,15 @@ class Published:
 class SnapshotTaken:
     number: int
     snapshot: PrefixSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """`fault` is what `check_integrity` found wrong, empty when all adds up; `load` is of the same instant."""
+
+    number: int
+    load: LoadReport
+    fault: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +180,9 @@ class ShipmentDropped:
 
 @dataclass(frozen=True, slots=True)
 class LeaseOpened:
-    """Also emitted again, with a higher epoch, by a renewal that bumps it."""
+    """Also emitted again, with a higher epoch, by a renewal that bumps it: the lease book answers `LeaseRenewed`,
+    unless a commit came first.
+    """
 
     lease: Lease
 
@@ -157,4 +195,14 @@ class LeaseClosed:
     committed: bool
 
 
-Event = ToRouter | Published | SnapshotTaken | PagesReady | PrefillDone | ShipmentDropped | LeaseOpened | LeaseClosed
+Event = (
+    ToRouter
+    | Published
+    | SnapshotTaken
+    | Checked
+    | PagesReady
+    | PrefillDone
+    | ShipmentDropped
+    | LeaseOpened
+    | LeaseClosed
+)

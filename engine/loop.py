@@ -21,7 +21,7 @@ import structlog
 
 from twostroke.cluster.core.clock import Clock, SystemClock
 from twostroke.cluster.core.messages import LoadReport
-from twostroke.engine.commands import Command, Event
+from twostroke.engine.commands import Check, Checked, Command, Event
 from twostroke.engine.executor import Executor
 from twostroke.engine.plan import Plan
 from twostroke.engine.scheduling import RoleScheduler
@@ -134,8 +134,20 @@ class EngineLoop:
         for command in commands:
             if command is None:
                 return False
-            self._scheduler.handle(command, now_s)
+            if isinstance(command, Check):
+                self._check(command, now_s)
+            else:
+                self._scheduler.handle(command, now_s)
         return True
+
+    def _check(self, command: Check, now_s: float) -> None:
+        fault = ""
+        try:
+            self._scheduler.check_integrity()
+        except AssertionError as error:
+            fault = str(error) or "an assertion failed"
+            log.error("integrity_broken", fault=fault)
+        self._on_events([Checked(command.number, self._scheduler.load(now_s), fault)])
 
     def _turn(self) -> float:
         """One plan and, if there is anything to compute, its step; returns how long to wait for commands."""

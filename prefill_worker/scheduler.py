@@ -137,6 +137,10 @@ class PrefillScheduler:
     def _find_refusal(self, submit: Submit) -> tuple[RefusalReason, str] | None:
         if submit.stroke is not Stroke.PREFILL:
             return RefusalReason.WRONG_ROLE, f"a prefill worker does not {submit.stroke.value}"
+        older = self._roster.jobs.get(submit.job)
+        if older is not None and older.phase is JobPhase.DROPPED:
+            # The same attempt under a renewed lease, back here before the last shipment let go of its pages.
+            return RefusalReason.QUEUE_FULL, f"the last shipment of {submit.job} is still ending"
         refusal = self._roster.find_refusal(submit)
         if refusal is not None:
             return refusal

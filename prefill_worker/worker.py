@@ -42,6 +42,10 @@ class PrefillWorker:
     def on_engine(self, event: Event) -> None:
         """Nothing here has to happen before the routers hear of it."""
 
+    @property
+    def num_transfers(self) -> int:
+        return self.shipping.num_open
+
     def on_loop(self, event: Event) -> None:
         if isinstance(event, PagesReady | PrefillDone | ShipmentDropped):
             self.shipping.on_event(event)

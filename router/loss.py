@@ -2,7 +2,7 @@
 
     prefill lost, lease granted, no token yet   RENEW     the lease's epoch goes up, another prefill worker fills it
     prefill lost before it was asked            REPLACE   another is chosen when the lease comes
-    prefill lost or failed, decode has started  CARRY_ON  it owns the request; unless the first token is still missing
+    prefill lost or failed, decode has started  CARRY_ON  it owns the request, and told the first token with it
     any other loss or failure before the end    CONTINUE  another pair, from the tokens delivered
     a job finished                              FINISH
 
@@ -36,7 +36,7 @@ class Standing:
     phase: Phase
     leased: bool
     started: bool
-    """The decode worker said that it owns the job."""
+    """The decode worker said that it owns the job, and which token is the first."""
     progressed: bool
     """A token of this attempt was delivered."""
     complete: bool
@@ -53,7 +53,7 @@ def on_lost(side: Side, standing: Standing) -> Reaction:
     if standing.phase is Phase.RESERVING:
         return Reaction.REPLACE
     if standing.started:
-        return Reaction.CARRY_ON if standing.progressed else Reaction.CONTINUE
+        return Reaction.CARRY_ON
     if standing.leased and not standing.progressed:
         return Reaction.RENEW
     return Reaction.CONTINUE
@@ -64,6 +64,6 @@ def on_ended(side: Side, outcome: Outcome, standing: Standing) -> Reaction:
         return Reaction.CARRY_ON
     if outcome is Outcome.FINISHED:
         return Reaction.FINISH
-    if side is Side.PREFILL and (outcome is Outcome.HANDED_OVER or (standing.started and standing.progressed)):
+    if side is Side.PREFILL and (outcome is Outcome.HANDED_OVER or standing.started):
         return Reaction.CARRY_ON
     return Reaction.CONTINUE

@@ -119,16 +119,21 @@ class Reactions:
             self._lifecycle.requeue(choice)
 
     def _on_tokens(self, choice: ChoiceRecord, run: TokenRun) -> None:
+        known = choice.state.duplicates
+        self._take(choice, run)
+        if choice.state.duplicates > known:
+            self._metrics.dropped_messages.of("duplicate_token").inc(choice.state.duplicates - known)
+
+    def _take(self, choice: ChoiceRecord, run: TokenRun) -> None:
+        """Deliver what is now in order. The attempt, or the request, may be over after it."""
         if choice.complete:
             return
-        first, known = not choice.state.progressed, choice.state.duplicates
+        first = not choice.state.progressed
         try:
             tokens = choice.state.accept(run)
         except TokensConflict as error:
             self._lifecycle.resume(choice, "conflict", error)
             return
-        if choice.state.duplicates > known:
-            self._metrics.dropped_messages.of("duplicate_token").inc(choice.state.duplicates - known)
         if not tokens:
             return
         if first:
@@ -153,10 +158,13 @@ class Reactions:
         if attempt.kind == "local":
             self._note_cached(choice, message.cached_tokens)
             return
-        if attempt.prefill is None and not choice.state.progressed and not choice.complete:
-            # Committed by a prefill worker that was lost with the first token on its way to us; the loss is counted.
-            self._lifecycle.requeue(choice)
-            return
+        # Also the answer to a renewal that a commit has overtaken: then nobody else is asked to prefill.
+        attempt.renewing = False
+        if message.first_token is not None:
+            # The prefill side tells it too, usually before; it may have been lost with it.
+            self._take(choice, TokenRun(attempt.job, choice.state.attempt_base, (message.first_token,)))
+            if choice.attempt is not attempt:
+                return
         if choice.state.phase in (Phase.PREFILLING, Phase.TRANSFERRING):
             choice.state.move(Phase.DECODING, self._clock.now())
         self._lifecycle.start_siblings(choice.request)

@@ -16,6 +16,8 @@ from twostroke.cluster.core.link import Outlet, WorkerLink, WorkerSession
 from twostroke.cluster.core.messages import (
     Cancel,
     Ended,
+    Ledger,
+    LoadReport,
     Outcome,
     RefusalReason,
     Refused,
@@ -25,6 +27,7 @@ from twostroke.cluster.core.messages import (
     Submit,
     TokenRun,
     Tokens,
+    WorkerCheck,
     WorkerInfo,
     WorkerMessage,
 )
@@ -93,6 +96,10 @@ class EchoApp:
 
     async def snapshot(self) -> PrefixSnapshot:
         return PrefixSnapshot(self.info.incarnation, 7, self.keys)
+
+    async def check(self) -> WorkerCheck:
+        ledger = Ledger(free=self.info.num_pages, cached=0, active=0, leased=0, quarantined=0)
+        return WorkerCheck(LoadReport(ledger, 0, 0, 0, 0, 0.0, 0, 0, False), "one page is missing", 3)
 
     async def drain(self, timeout_s: float) -> bool:
         return timeout_s > 1

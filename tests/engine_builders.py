@@ -192,9 +192,13 @@ class Recorder:
                         self._tokens(run)
                 case Leased(job, lease):
                     self._live(job).leases.append(lease)
-                case Started(job, _):
-                    assert self._live(job).started is None, f"{job} started twice"
-                    self._live(job).started = message
+                case Started(job, _, first_token):
+                    answer = self._live(job)
+                    assert answer.started is None, f"{job} started twice"
+                    answer.started = message
+                    wanted = expected_output(answer.submit)[len(answer.submit.delivered) :]
+                    told = None if answer.submit.stroke is Stroke.LOCAL else wanted[0]
+                    assert first_token == told, f"{job} started with {first_token}"
                 case Refused(job, _, _):
                     assert not self._live(job).leases, f"{job} was refused after it was accepted"
                     self._live(job).refused = message

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from twostroke.cluster.config import RouterSection
@@ -76,6 +77,17 @@ async def gateway(config: RouterSection | None = None, **fields: Any) -> AsyncIt
     generator = FakeGenerator(tokenizer, **fields)
     registry = CollectorRegistry()
     app = create_app(generator, tokenizer, config or RouterSection(), RouterMetrics(registry, "fake"), registry)
+    async with (
+        serving(app) as (server, port),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client,
+    ):
+        yield Gateway(generator, client, port, server, registry)
+    assert not generator.live
+
+
+@asynccontextmanager
+async def serving(app: FastAPI) -> AsyncIterator[tuple[uvicorn.Server, int]]:
+    """The app on a free port of 127.0.0.1, which is given with its server."""
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
     )
@@ -83,18 +95,15 @@ async def gateway(config: RouterSection | None = None, **fields: Any) -> AsyncIt
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
-    port = listener.getsockname()[1]
     # `serve` would take over the process's signals.
-    serving = asyncio.create_task(server._serve([listener]))
+    task = asyncio.create_task(server._serve([listener]))
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client:
-            yield Gateway(generator, client, port, server, registry)
+        yield server, listener.getsockname()[1]
     finally:
         server.should_exit = True
         async with asyncio.timeout(TIMEOUT_S):
-            await serving
+            await task
         listener.close()
-    assert not generator.live
 
 
 def events(data: bytes | str) -> list[Any]:

@@ -16,6 +16,7 @@ from twostroke.cluster.core.messages import (
     Submit,
     TokenRun,
     Tokens,
+    WorkerCheck,
     WorkerInfo,
     WorkerMessage,
 )
@@ -42,6 +43,9 @@ class ScriptedWorker:
 
     async def snapshot(self) -> PrefixSnapshot:
         return PrefixSnapshot(self._info.incarnation, 0, ())
+
+    async def check(self) -> WorkerCheck:
+        return WorkerCheck(self.load(), "", 0)
 
     async def drain(self, timeout_s: float) -> bool:
         return True

@@ -4,6 +4,7 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from twostroke.cluster.core.byte_pages import BytePages
 from twostroke.cluster.core.clock import Clock
@@ -12,7 +13,7 @@ from twostroke.cluster.core.layout import PageLayout, gqa_layout
 from twostroke.cluster.core.messages import Lease, LeaseShard
 from twostroke.cluster.transport.base import CommitRequest, PageWrite
 from twostroke.decode_worker.intake import LeaseBook
-from twostroke.engine.commands import Committed
+from twostroke.engine.commands import Committed, LeaseRenewed
 
 DECODE = Incarnation("decode-life-1")
 PREFILL = Incarnation("prefill-life-1")
@@ -26,6 +27,8 @@ def make_layout(page_bytes: int = 64, fingerprint: str = "fake") -> PageLayout:
 
 
 LAYOUT = make_layout()
+
+B = TypeVar("B", bound=LeaseBook)
 
 
 def make_lease(
@@ -55,7 +58,9 @@ def make_lease(
 
 
 def renewed(lease: Lease) -> Lease:
-    return replace(lease, epoch=lease.epoch + 1)
+    """As a decode worker renews it: another epoch and another nonce."""
+    epoch = lease.epoch + 1
+    return replace(lease, epoch=epoch, nonce=epoch.to_bytes(16, "big"))
 
 
 def write_of(lease: Lease, first: int, count: int) -> PageWrite:
@@ -90,12 +95,18 @@ class DecodeSide:
     committed: list[Committed] = field(default_factory=list)
     touched: list[LeaseId] = field(default_factory=list)
     released: list[LeaseId] = field(default_factory=list)
+    renewals: list[LeaseRenewed] = field(default_factory=list)
     on_release: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.memory = BytePages(self.layout, self.num_pages)
         self.lock = threading.Lock()
-        self.book = LeaseBook(self.layout, self.committed.append, self.touched.append, self._release, self.clock)
+        self.book: LeaseBook = self.make_book(LeaseBook)
+
+    def make_book(self, kind: type[B]) -> B:
+        return kind(
+            self.layout, self.committed.append, self.touched.append, self._release, self.renewals.append, self.clock
+        )
 
     def _release(self, lease_id: LeaseId) -> None:
         self.released.append(lease_id)

@@ -39,7 +39,7 @@ class MortalBook(LeaseBook):
 async def main(signal_name: str, at_write: int, page_bytes: int) -> None:
     layout = make_layout(page_bytes)
     side = DecodeSide(layout, num_pages=4)
-    book = MortalBook(layout, side.committed.append, side.touched.append, side.released.append)
+    book = side.make_book(MortalBook)
     book.signal_number, book.writes_left = signal.Signals[signal_name], at_write
     server = new_server()
     add_transfer_services(server, book, side.memory, DECODE)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from twostroke.cluster.core.events import PrefixSnapshot
 from twostroke.cluster.core.ids import Incarnation
-from twostroke.cluster.core.messages import RouterMessage, WorkerInfo, WorkerMessage
+from twostroke.cluster.core.messages import RouterMessage, WorkerCheck, WorkerInfo, WorkerMessage
 
 
 class LinkListener(Protocol):
@@ -67,6 +67,10 @@ class WorkerApp(Protocol):
 
     async def snapshot(self) -> PrefixSnapshot:
         """The engine's true set of named pages, consistent with one event sequence number."""
+        ...
+
+    async def check(self) -> WorkerCheck:
+        """What is held here now, and whether it adds up. Raises Unavailable when the engine does not answer."""
         ...
 
     async def drain(self, timeout_s: float) -> bool:

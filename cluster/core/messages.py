@@ -136,7 +136,10 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class RenewLease:
-    """Extend the lease of `job`; with `bump_epoch` also discard unverified pages and answer Leased again."""
+    """Extend the lease of `job`; with `bump_epoch` also discard unverified pages and answer Leased again.
+
+    When a writer's commit came first, the answer to `bump_epoch` is Started alone: the lease is over.
+    """
 
     job: JobId
     bump_epoch: bool = False
@@ -202,6 +205,10 @@ class Started:
     job: JobId
     cached_tokens: int
     """Prompt tokens found in this worker's own prefix cache (at reserve time for RESERVE)."""
+    first_token: int | None = None
+    """RESERVE: the commit's, at output index `len(delivered)`. The prefill side told it too; if that was lost on its
+    way, this one serves, so from here on the prefill side is needed for nothing.
+    """
 
 
 class Outcome(Enum):
@@ -288,6 +295,27 @@ class LoadReport:
     draining: bool
     generated_tokens: int = 0
     """Output tokens sampled in this life; flat when nothing runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCheck:
+    """A worker's books, read between two steps; not part of the attached stream."""
+
+    load: LoadReport
+    fault: str
+    """What does not add up; empty when everything does."""
+    transfers: int
+    """Shipments, or leases known to the transports, that have not ended."""
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing is held for anybody, and all adds up."""
+        load = self.load
+        return (
+            not self.fault
+            and load.ledger.at_rest
+            and load.running == load.waiting == load.leases == self.transfers == 0
+        )
 
 
 WorkerMessage = Leased | Refused | Tokens | Started | Ended | LoadReport

@@ -130,7 +130,9 @@ class RouterCodec:
         if kind == "leased":
             return Leased(job, lease_from_wire(item.leased.lease))
         if kind == "started":
-            return Started(job, item.started.cached_tokens)
+            started = item.started
+            first_token = started.first_token if started.HasField("first_token") else None
+            return Started(job, started.cached_tokens, first_token)
         if kind == "refused":
             self.handles.free(handle)
             return Refused(job, refusal_from_wire(item.refused.reason), item.refused.message)
@@ -190,7 +192,8 @@ class WorkerCodec:
         if isinstance(message, Leased):
             return pb.WorkerItem(leased=pb.Leased(handle=handle, lease=lease_to_wire(message.lease)))
         if isinstance(message, Started):
-            return pb.WorkerItem(started=pb.Started(handle=handle, cached_tokens=message.cached_tokens))
+            started = pb.Started(handle=handle, cached_tokens=message.cached_tokens, first_token=message.first_token)
+            return pb.WorkerItem(started=started)
         self.handles.free(handle)
         if isinstance(message, Refused):
             reason = refusal_to_wire(message.reason)

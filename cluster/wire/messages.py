@@ -17,6 +17,7 @@ from twostroke.cluster.core.messages import (
     Role,
     Stroke,
     Submit,
+    WorkerCheck,
     WorkerInfo,
 )
 from twostroke.cluster.core.prefix import KEY_BYTES
@@ -239,6 +240,14 @@ def load_from_wire(load: pb.LoadReport) -> LoadReport:
         draining=load.draining,
         generated_tokens=load.generated_tokens,
     )
+
+
+def check_to_wire(check: WorkerCheck) -> pb.CheckReply:
+    return pb.CheckReply(load=load_to_wire(check.load), fault=check.fault, transfers=check.transfers)
+
+
+def check_from_wire(reply: pb.CheckReply) -> WorkerCheck:
+    return WorkerCheck(load_from_wire(reply.load), reply.fault, reply.transfers)
 
 
 PART_KEYS = (512 << 10) // KEY_BYTES

@@ -54,7 +54,7 @@ _S = grpc.StatusCode
 TABLE: tuple[Mapping, ...] = (
     Mapping(InvalidRequest, _S.INVALID_ARGUMENT, 400, _CLIENT, "A field of the request is wrong; `param` names it."),
     Mapping(ContextOverflow, _S.INVALID_ARGUMENT, 400, _CLIENT, "Prompt, or prompt and max_tokens, over the context."),
-    Mapping(UnknownModel, _S.NOT_FOUND, 404, _CLIENT, "No such model is served here."),
+    Mapping(UnknownModel, _S.INVALID_ARGUMENT, 404, _CLIENT, "No such model is served here; the field is `model`."),
     Mapping(BodyTooLarge, _S.OUT_OF_RANGE, 413, _CLIENT, "The body is over the limit."),
     Mapping(
         Overloaded, _S.RESOURCE_EXHAUSTED, 429, "rate_limit_error", "A queue is full; come back after Retry-After."

@@ -225,12 +225,14 @@ class Tokens(_message.Message):
     def __init__(self, handle: _Optional[_Iterable[int]] = ..., first_index: _Optional[_Iterable[int]] = ..., count: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("handle", "cached_tokens")
+    __slots__ = ("handle", "cached_tokens", "first_token")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     handle: int
     cached_tokens: int
-    def __init__(self, handle: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    first_token: int
+    def __init__(self, handle: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., first_token: _Optional[int] = ...) -> None: ...
 
 class JobTimings(_message.Message):
     __slots__ = ("queue_s", "prefill_s", "transfer_busy_s", "transfer_exposed_s", "decode_s", "cached_tokens", "computed_tokens", "pages_shipped", "bytes_shipped", "transport", "preemptions")
@@ -341,3 +343,17 @@ class DrainReply(_message.Message):
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     drained: bool
     def __init__(self, drained: _Optional[bool] = ...) -> None: ...
+
+class CheckRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CheckReply(_message.Message):
+    __slots__ = ("load", "fault", "transfers")
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    load: LoadReport
+    fault: str
+    transfers: int
+    def __init__(self, load: _Optional[_Union[LoadReport, _Mapping]] = ..., fault: _Optional[str] = ..., transfers: _Optional[int] = ...) -> None: ...

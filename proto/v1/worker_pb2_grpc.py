@@ -54,6 +54,11 @@ class WorkerStub:
                 request_serializer=twostroke_dot_proto_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=twostroke_dot_proto_dot_v1_dot_worker__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.Check = channel.unary_unary(
+                '/twostroke.v1.Worker/Check',
+                request_serializer=twostroke_dot_proto_dot_v1_dot_worker__pb2.CheckRequest.SerializeToString,
+                response_deserializer=twostroke_dot_proto_dot_v1_dot_worker__pb2.CheckReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -86,6 +91,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Check(self, request, context):
+        """What the worker holds now, and whether its books agree; read on its engine thread between two steps.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -108,6 +120,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=twostroke_dot_proto_dot_v1_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=twostroke_dot_proto_dot_v1_dot_worker__pb2.DrainReply.SerializeToString,
+            ),
+            'Check': grpc.unary_unary_rpc_method_handler(
+                    servicer.Check,
+                    request_deserializer=twostroke_dot_proto_dot_v1_dot_worker__pb2.CheckRequest.FromString,
+                    response_serializer=twostroke_dot_proto_dot_v1_dot_worker__pb2.CheckReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -218,6 +235,33 @@ class Worker:
             '/twostroke.v1.Worker/Drain',
             twostroke_dot_proto_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
             twostroke_dot_proto_dot_v1_dot_worker__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Check(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Worker/Check',
+            twostroke_dot_proto_dot_v1_dot_worker__pb2.CheckRequest.SerializeToString,
+            twostroke_dot_proto_dot_v1_dot_worker__pb2.CheckReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,6 +17,7 @@ from twostroke.cluster.attach import (
     WORKER_OUTBOX_BYTES,
     AttachedLink,
     AttachServicer,
+    check,
     connect,
     describe,
     fetch_snapshot,
@@ -184,6 +185,7 @@ async def test_calls_of_their_own() -> None:
         pair.app.keys = tuple(PrefixKey(number.to_bytes(16, "little")) for number in range(100_000))
         assert await describe(pair.address) == pair.app.info
         assert await fetch_snapshot(pair.address) == await pair.app.snapshot()
+        assert await check(pair.address) == await pair.app.check()
         assert await request_drain(pair.address, 2.0)
         assert not await request_drain(pair.address, 0.5)
 

@@ -28,6 +28,7 @@ from twostroke.cluster.core.messages import (
     RenewLease,
     Started,
     Stroke,
+    Submit,
     TokenRun,
     Tokens,
 )
@@ -96,7 +97,7 @@ async def test_the_two_streams_may_interleave_anyhow(turns: str) -> None:
         job = await stage.leased()
         prefill, decode = stage.workers["prefill-0"], stage.workers["decode-0"]
         first, later = (Tokens((TokenRun(job, 0, (100,)),)), Tokens((TokenRun(job, 1, (101, 102, 103)),)))
-        of_prefill, of_decode = iter([first, handed_over(job)]), iter([Started(job, 0), later, finished(job)])
+        of_prefill, of_decode = iter([first, handed_over(job)]), iter([Started(job, 0, 100), later, finished(job)])
         for turn in turns:
             if turn == "P":
                 await prefill.say(next(of_prefill))
@@ -112,38 +113,84 @@ async def test_a_prefill_worker_lost_before_its_token_is_replaced_under_a_higher
     async with scene("prefill-0", "prefill-1", "decode-0") as stage:
         answer = stage.submit()
         decode = stage.workers["decode-0"]
-        job = (await decode.submitted()).job
-        await decode.say(decode.lease(job))
-        await until(lambda: any(stage.workers[name].heard for name in ("prefill-0", "prefill-1")))
-        first, second = ("prefill-0", "prefill-1") if stage.workers["prefill-0"].heard else ("prefill-1", "prefill-0")
-        stage.links[first].cut("killed")
-        renewal = await decode.hear(RenewLease)
-        assert renewal == RenewLease(job, bump_epoch=True)
+        job, other = await lost_before_its_token(stage)
+        assert await decode.hear(RenewLease) == RenewLease(job, bump_epoch=True)
         await decode.say(decode.lease(job, epoch=1))
-        again = await stage.workers[second].submitted()
+        again = await other.submitted()
         assert again.lease is not None
         assert (again.job, again.lease.epoch, again.delivered) == (job, 1, ())
-        await stage.workers[second].say_tokens(job, 0, 100)
-        await stage.workers[second].say(handed_over(job))
-        await decode.say(Started(job, 0))
+        await other.say_tokens(job, 0, 100)
+        await other.say(handed_over(job))
+        await decode.say(Started(job, 0, 100))
         await decode.say_tokens(job, 1, 101, 102, 103)
         await decode.say(finished(job))
         assert (await answer).usage.attempts == 2
 
 
-async def test_a_commit_that_overtakes_its_lost_prefill_worker_starts_afresh() -> None:
+async def lost_before_its_token(stage: Scene) -> tuple[JobId, ScriptedWorker]:
+    """A lease, and the prefill worker that fills it is gone: the renewal is on its way. Also the worker left over."""
+    decode = stage.workers["decode-0"]
+    job = (await decode.submitted()).job
+    await decode.say(decode.lease(job))
+    await until(lambda: any(stage.workers[name].heard for name in ("prefill-0", "prefill-1")))
+    first, second = ("prefill-0", "prefill-1") if stage.workers["prefill-0"].heard else ("prefill-1", "prefill-0")
+    stage.links[first].cut("killed")
+    await decode.hear(RenewLease)
+    return job, stage.workers[second]
+
+
+async def test_a_commit_that_overtakes_the_renewal_is_carried_on() -> None:
+    """The first token was lost with the prefill worker; the decode worker has it from the commit."""
+    async with scene("prefill-0", "prefill-1", "decode-0") as stage:
+        answer = stage.submit()
+        decode = stage.workers["decode-0"]
+        job, other = await lost_before_its_token(stage)
+        await decode.say(Started(job, 0, 100))
+        await decode.say_tokens(job, 1, 101, 102, 103)
+        await decode.say(finished(job))
+        assert (await answer).tokens[0] == [100, 101, 102, 103]
+        assert other.heard == []
+        assert [type(message) for message in decode.heard] == [Submit, RenewLease]
+
+
+@pytest.mark.parametrize("way", ["failed", "lost", "cancelled"])
+async def test_a_second_prefill_worker_that_is_too_late_ends_nothing(way: str) -> None:
+    """The commit of the first was accepted: what becomes of the second before its token came does not matter."""
+    async with scene("prefill-0", "prefill-1", "decode-0") as stage:
+        answer = stage.submit()
+        decode = stage.workers["decode-0"]
+        job, other = await lost_before_its_token(stage)
+        await decode.say(decode.lease(job, epoch=1))
+        await other.submitted()
+        await decode.say(Started(job, 0, 100))
+        if way == "lost":
+            stage.links[other.info.worker_id].cut("killed")
+        else:
+            outcome = Outcome.TRANSFER_FAILED if way == "failed" else Outcome.CANCELLED
+            await other.say(Ended(job, outcome, message="the lease is committed"))
+        await decode.say_tokens(job, 1, 101, 102, 103)
+        await decode.say(finished(job))
+        result = await answer
+        assert result.tokens[0] == [100, 101, 102, 103]
+        assert result.usage.attempts == 2
+        assert [type(message) for message in decode.heard] == [Submit, RenewLease]
+
+
+async def test_a_first_token_that_differs_from_the_committed_one_fails_the_attempt() -> None:
     async with scene() as stage:
         answer = stage.submit()
         job = await stage.leased()
-        decode = stage.workers["decode-0"]
-        stage.links["prefill-0"].cut("killed")
-        await decode.say(Started(job, 0))
-        assert await decode.hear(Cancel) == Cancel(job)
-        local = await decode.submitted(2)
-        assert local.stroke is Stroke.LOCAL
-        await decode.say(Started(local.job, 0))
-        await decode.say_tokens(local.job, 0, 100, 101, 102, 103)
-        await decode.say(finished(local.job))
+        prefill, decode = stage.workers["prefill-0"], stage.workers["decode-0"]
+        await prefill.say_tokens(job, 0, 100)
+        await decode.say(Started(job, 0, 999))
+        again = await decode.submitted(2)
+        assert again.delivered == (100,)
+        await decode.say(decode.lease(again.job))
+        await prefill.submitted(2)
+        await decode.say(Started(again.job, 0, 101))
+        await decode.say_tokens(again.job, 2, 102, 103)
+        await prefill.say(handed_over(again.job))
+        await decode.say(finished(again.job))
         assert (await answer).tokens[0] == [100, 101, 102, 103]
 
 

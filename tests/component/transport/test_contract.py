@@ -366,6 +366,31 @@ async def test_a_frozen_writer_cannot_commit_after_the_renewal(pair: Pair) -> No
         await ship(frozen, 1)
 
 
+@pytest.mark.parametrize("commit_first", [True, False])
+async def test_a_commit_and_a_renewal_have_one_winner(pair: Pair, commit_first: bool) -> None:
+    """Whoever is told to write may write: a renewal that lost to a commit is told to nobody."""
+    side = DecodeSide()
+    await pair.serve(side)
+    lease = pair.lease(side, [1, 2])
+    newer = renewed(lease)
+    writer = await pair.sender().open(lease)
+    await writer.push(0, ids(10, 11))
+    if commit_first:
+        await writer.commit(7, 0)
+    side.book.open(newer)
+    assert [renewal.epoch for renewal in side.renewals] == ([] if commit_first else [newer.epoch])
+    if not commit_first:
+        with pytest.raises(TransferFailed, match="epoch 0, the lease is at 1"):
+            await writer.commit(7, 0)
+        second = await pair.sender().open(newer)
+        await second.push(0, ids(10, 11))
+        await second.commit(7, 0)
+    assert [event.epoch for event in side.committed] == [lease.epoch if commit_first else newer.epoch]
+    assert_arrived(side, lease, ids(10, 11))
+    side.book.close(lease.lease_id, committed=True)
+    side.assert_at_rest()
+
+
 async def test_a_dead_peer_is_an_error_and_its_next_life_a_new_pair(pair: Pair) -> None:
     side = DecodeSide()
     kill = await pair.serve(side)
@@ -491,7 +516,7 @@ class OrderedBook(LeaseBook):
 
 async def test_a_pair_is_one_fifo(collective: Pair) -> None:
     side = DecodeSide()
-    book = side.book = OrderedBook(side.layout, side.committed.append, side.touched.append, side.released.append)
+    book = side.book = side.make_book(OrderedBook)
     book.begun = []
     await collective.serve(side)
     transport = collective.collective(random_pages(LAYOUT, 64))

@@ -11,7 +11,7 @@ from twostroke.cluster.core.ids import Incarnation, JobId, LeaseId
 from twostroke.cluster.core.messages import Lease, Outcome, RenewLease, Role, Stroke, Submit
 from twostroke.cluster.core.sampling import SamplingParams
 from twostroke.decode_worker.scheduler import DecodeLimits
-from twostroke.engine.commands import Committed, LeaseClosed, LeaseOpened, LeaseTouched, PagesReleased
+from twostroke.engine.commands import Committed, LeaseClosed, LeaseOpened, LeaseRenewed, LeaseTouched, PagesReleased
 
 ROUTERS = [Incarnation("router-a"), Incarnation("router-b")]
 
@@ -159,18 +159,21 @@ class DecodeMachine(RuleBasedStateMachine):
             assert self.bench.executor.num_bad_reads == 0
 
     def look(self) -> None:
-        """What the lease book would be told."""
-        for event in self.bench.events:
+        """What the lease book would be told, and what it answers."""
+        events, self.bench.events = self.bench.events, []
+        for event in events:
             if isinstance(event, LeaseOpened):
                 known = self.open.get(event.lease.lease_id)
                 assert known is None or known.epoch < event.lease.epoch
                 self.open[event.lease.lease_id] = event.lease
+                if known is not None:
+                    self.bench.post(LeaseRenewed(event.lease.lease_id, event.lease.epoch))
             elif isinstance(event, LeaseClosed):
                 lease = self.open.pop(event.lease_id)
                 self.old.append(lease)
                 if not event.committed:
                     self.closed.append(lease)
-        self.bench.events.clear()
+        assert not self.bench.events, "a renewal's answer is for the router alone"
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):

@@ -64,7 +64,7 @@ def test_a_conversation_survives(submits: list[Submit], data: st.DataObject) -> 
     answers: list[WorkerMessage] = [data.draw(some.loads())]
     for job in jobs:
         answers.append(Leased(job, data.draw(some.leases())))
-        answers.append(Started(job, data.draw(some.counts)))
+        answers.append(Started(job, data.draw(some.counts), data.draw(st.none() | some.counts)))
     answers.append(Tokens(tuple(data.draw(some.runs(job)) for job in jobs)))
     for job in jobs:
         answers.append(data.draw(st.one_of(some.ends(job), some.refusals(job))))

@@ -20,7 +20,15 @@ from twostroke.cluster.core.ids import LeaseId
 from twostroke.cluster.core.messages import Lease, Outcome, RefusalReason, RenewLease, Role, Stroke, Submit
 from twostroke.cluster.core.sampling import FinishReason, SamplingParams
 from twostroke.decode_worker.scheduler import DecodeLimits
-from twostroke.engine.commands import Committed, Drain, LeaseClosed, LeaseOpened, LeaseTouched, PagesReleased
+from twostroke.engine.commands import (
+    Committed,
+    Drain,
+    LeaseClosed,
+    LeaseOpened,
+    LeaseRenewed,
+    LeaseTouched,
+    PagesReleased,
+)
 
 
 def reserve(length: int = 10, *, name: str = "a", first: int = 1, **more: object) -> Submit:
@@ -179,6 +187,8 @@ def test_renewing_announces_a_new_epoch_and_nonce_for_the_same_pages() -> None:
     bench.send(reserve())
     old = lease_of(bench)
     bench.send(RenewLease(job_id(), bump_epoch=True))
+    assert lease_of(bench) is old  # the book has not agreed yet
+    bench.post(LeaseRenewed(old.lease_id, 2))
     new = lease_of(bench)
     assert (new.lease_id, new.epoch) == (old.lease_id, 2)
     assert new.nonce != old.nonce
@@ -191,13 +201,16 @@ def test_renewing_announces_a_new_epoch_and_nonce_for_the_same_pages() -> None:
 
 
 def test_a_commit_that_the_book_verified_stands_after_a_renewal() -> None:
-    """The book refuses every later writer: without this the job would wait for its lease to run out."""
+    """The book refuses every later writer, so no other prefill worker may be asked to be one."""
     bench = make_decode()
     bench.send(reserve())
     ship(bench)
     bench.send(RenewLease(job_id(), bump_epoch=True))
     commit(bench, epoch=1)
     assert bench.answer().started is not None
+    assert len(bench.answer().leases) == 1
+    bench.post(LeaseRenewed(lease_of(bench).lease_id, 2))  # of a lease that is over: dropped
+    assert len(bench.answer().leases) == 1
     assert bench.load.leases == 0
     commit(bench, epoch=2)
     bench.run()

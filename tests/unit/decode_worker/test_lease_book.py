@@ -8,6 +8,7 @@ from twostroke.cluster.core.errors import InternalError, TransferFailed
 from twostroke.cluster.core.messages import Lease
 from twostroke.cluster.transport.base import PageWrite
 from twostroke.decode_worker.intake import REMEMBERED_COMMITS
+from twostroke.engine.commands import LeaseRenewed
 
 
 def opened(pages: list[int]) -> tuple[DecodeSide, Lease]:
@@ -117,6 +118,7 @@ def test_a_renewal_discards_everything_and_refuses_the_old_writer() -> None:
     write(side, lease, 0, 2)
     newer = renewed(lease)
     side.book.open(newer)
+    assert side.renewals == [LeaseRenewed(lease.lease_id, 1)]
 
     with pytest.raises(TransferFailed, match="epoch 0, the lease is at 1"):
         side.book.begin(write_of(lease, 0, 1))
@@ -150,6 +152,7 @@ def test_a_commit_that_came_before_the_renewal_stands() -> None:
     write(side, lease, 0, 1)
     side.book.commit(commit_of(lease))
     side.book.open(renewed(lease))
+    assert side.renewals == []  # nobody may be told of credentials that would be refused
 
     with pytest.raises(TransferFailed, match="committed"):
         side.book.begin(write_of(renewed(lease), 0, 1))

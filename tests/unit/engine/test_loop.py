@@ -9,7 +9,7 @@ from tests.engine_builders import ROUTER, VOCAB, expected_output, job_id, make_i
 from twostroke.cluster.core.clock import ManualClock
 from twostroke.cluster.core.messages import Ended, Outcome, Role, Stroke, Submit, Tokens
 from twostroke.decode_worker.scheduler import DecodeLimits, DecodeScheduler
-from twostroke.engine.commands import Event, FromRouter, Snapshot, SnapshotTaken, ToRouter
+from twostroke.engine.commands import Check, Checked, Event, FromRouter, Snapshot, SnapshotTaken, ToRouter
 from twostroke.engine.fake_executor import FakeExecutor, FakeHandle
 from twostroke.engine.loop import MAX_FAILED_STEPS, EngineLoop
 from twostroke.engine.plan import Plan, StepResult
@@ -55,11 +55,12 @@ class FaultyExecutor(FakeExecutor):
         return super().launch(plan)
 
 
-def make_loop(ears: Ears, *, clock: ManualClock | None = None) -> tuple[EngineLoop, FaultyExecutor]:
+def make_loop(
+    ears: Ears, *, clock: ManualClock | None = None, scheduler: type[DecodeScheduler] = DecodeScheduler
+) -> tuple[EngineLoop, FaultyExecutor]:
     info = make_info(Role.DECODE, num_pages=64)
     executor = FaultyExecutor(info.num_pages, info.layout.page_size, VOCAB, info.max_context)
-    scheduler = DecodeScheduler(info, VOCAB, DecodeLimits(), make_nonces())
-    return EngineLoop(scheduler, executor, ears, clock), executor
+    return EngineLoop(scheduler(info, VOCAB, DecodeLimits(), make_nonces()), executor, ears, clock), executor
 
 
 def local(name: str) -> Submit:
@@ -154,6 +155,25 @@ def test_a_snapshot_is_answered_without_traffic() -> None:
     ears.wait_for(lambda: any(isinstance(event, SnapshotTaken) for event in ears.events))
     loop.stop()
     loop.post(Snapshot(4))  # after the end: ignored
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_check_says_what_does_not_add_up_and_ends_nothing(broken: bool) -> None:
+    ears = Ears()
+    loop, _ = make_loop(ears, scheduler=BrokenScheduler if broken else DecodeScheduler)
+    loop.start()
+    loop.post(Check(5))
+    ears.wait_for(lambda: any(isinstance(event, Checked) for event in ears.events))
+    assert loop.alive
+    loop.stop()
+    checked = next(event for event in ears.events if isinstance(event, Checked))
+    assert (checked.number, checked.fault) == (5, "a page is missing" if broken else "")
+    assert checked.load.ledger.at_rest
+
+
+class BrokenScheduler(DecodeScheduler):
+    def check_integrity(self) -> None:
+        raise AssertionError("a page is missing")
 
 
 def test_stop_before_start_and_twice_is_harmless() -> None:

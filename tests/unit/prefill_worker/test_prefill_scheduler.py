@@ -347,6 +347,26 @@ def test_a_cancel_of_another_router_is_not_ours() -> None:
     assert bench.answer("b").tokens
 
 
+def test_an_attempt_that_comes_back_before_its_shipment_ended_is_refused_for_now() -> None:
+    """Its router was lost and came again, and renewed the lease for us."""
+    bench = make_prefill()
+    bench.send(prefill(10))
+    bench.run()
+    bench.lose_router()
+    bench.send(prefill(10))
+    refused = bench.answer().refused
+    assert refused is not None
+    assert refused.reason is RefusalReason.QUEUE_FULL
+    bench.post(shipment_ended(error="dropped"))
+    bench.send(prefill(10))
+    bench.run()
+    bench.post(shipment_ended())
+    ended = bench.answer().ended
+    assert ended is not None
+    assert ended.outcome is Outcome.HANDED_OVER
+    bench.check_at_rest()
+
+
 def test_a_transfer_that_does_not_end_is_given_up_after_the_hold() -> None:
     bench = make_prefill(limits=PrefillLimits(hold_s=5.0))
     bench.send(prefill())

@@ -27,7 +27,7 @@ def standing(
         (Side.PREFILL, standing(Phase.PREFILLING, leased=False), Reaction.CONTINUE),
         (Side.PREFILL, standing(Phase.TRANSFERRING, progressed=True), Reaction.CONTINUE),
         (Side.PREFILL, standing(Phase.DECODING, started=True, progressed=True), Reaction.CARRY_ON),
-        (Side.PREFILL, standing(Phase.DECODING, started=True), Reaction.CONTINUE),
+        (Side.PREFILL, standing(Phase.DECODING, started=True), Reaction.CARRY_ON),
         (Side.PREFILL, standing(Phase.DECODING, started=True, side_over=True), Reaction.CARRY_ON),
         (Side.DECODE, standing(Phase.RESERVING, leased=False), Reaction.CONTINUE),
         (Side.DECODE, standing(Phase.PREFILLING), Reaction.CONTINUE),
@@ -50,7 +50,7 @@ def test_a_complete_answer_needs_nobody(side: Side, outcome: Outcome) -> None:
 @pytest.mark.parametrize("outcome", [Outcome.CANCELLED, Outcome.EXPIRED, Outcome.TRANSFER_FAILED, Outcome.FAILED])
 def test_a_failed_prefill_side_matters_only_before_the_hand_over(outcome: Outcome) -> None:
     before = standing(Phase.TRANSFERRING, progressed=True)
-    after = standing(Phase.DECODING, started=True, progressed=True)
+    after = standing(Phase.DECODING, started=True)
     assert on_ended(Side.PREFILL, outcome, before) is Reaction.CONTINUE
     assert on_ended(Side.PREFILL, outcome, after) is Reaction.CARRY_ON
 
