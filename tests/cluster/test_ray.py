@@ -1,91 +1,65 @@
 """A whole cluster under Ray, through the command line, with the fake model: up, serve, lose, scale, down."""
 
-import json
+import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from itertools import pairwise
+from random import Random
+from typing import NamedTuple
 
+import grpc.aio
 import psutil
 import pytest
 
+from tests.process_cluster import expected, request
+from tests.ray_cluster import RayCluster, jobs, watching
+from twostroke.cluster.aio import TaskOwner
 from twostroke.cluster.control.client import stream_chat
-from twostroke.cluster.control.launch import package_root
+from twostroke.cluster.wire.channel import open_channel
+from twostroke.proto.v1.inference_pb2_grpc import InferenceStub
 
 pytestmark = [pytest.mark.ray, pytest.mark.redis, pytest.mark.timeout(180)]
 
 CONFIG = """
 cluster: raytest
-model: {fake: true}
-pages: {num_pages: 64}
-prefill: {replicas: 2}
+model: {fake: true, name: fake, fake_step_ms: 20}
+pages: {num_pages: 1024}
+prefill: {replicas: 2, chunk_tokens: 16}
 decode: {replicas: 2}
-router: {http_port: 0, grpc_port: 0}
-ray: {drain_s: 5, restart_backoff_s: 0.1}
+transfer: {transports: [grpc]}
+router: {http_port: 0, grpc_port: 0, policy: {max_queued_chunks: 32}}
+ray: {drain_s: 20, restart_backoff_s: 0.1}
 """
 DEADLINE_S = 60.0
+CLIENTS = 12
+LONG_ANSWERS, LONG_TOKENS = 9, 350
+"""Long enough (7 s of steps) that `status` sees a worker drain, short enough to end within `drain_s`."""
 
 
-@dataclass
-class Cluster:
-    directory: Path
-
-    def command(self, *arguments: str) -> str:
-        """Output of one CLI call from outside the repository, as a user makes it."""
-        done = subprocess.run(
-            [sys.executable, "-m", "twostroke.cluster.main", *arguments],
-            cwd=self.directory,
-            env={
-                **os.environ,
-                "PYTHONPATH": package_root(),
-                "PYTHONSAFEPATH": "1",
-                "TWOSTROKE_HOME": str(self.directory),
-            },
-            capture_output=True,
-            text=True,
-            timeout=150,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def rows(self) -> dict[str, dict[str, str]]:
-        """`status` as worker id -> its pid, incarnation, state and restarts."""
-        found = {}
-        for line in self.command("status", "--cluster", "raytest").splitlines():
-            words = line.split()
-            if len(words) >= 6 and words[0] in ("state", "decode", "prefill", "router"):
-                found[words[1]] = dict(zip(("pid", "incarnation", "state", "restarts"), words[2:], strict=False))
-        return found
-
-    @property
-    def record(self) -> dict[str, object]:
-        record: dict[str, object] = json.loads((self.directory / "raytest" / "cluster.json").read_text())
-        return record
-
-    def processes(self) -> list[psutil.Process]:
-        """Ray's keeper and all below it: actors, role processes, Valkey."""
-        keeper = psutil.Process(int(str(self.record["ray_pid"])))
-        return [keeper, *keeper.children(recursive=True)]
+class Up(NamedTuple):
+    cluster: RayCluster
+    url: str
+    grpc: str
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, str]]:
-    cluster = Cluster(tmp_path_factory.mktemp("home"))
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    cluster = RayCluster(tmp_path_factory.mktemp("home"), "raytest")
     (cluster.directory / "config.yaml").write_text(CONFIG)
     processes: list[psutil.Process] = []
     try:
         output = cluster.command("up", "--config", "config.yaml")
         processes = cluster.processes()
-        url = next(word for word in output.split() if word.startswith("http://")).removesuffix("/v1")
-        yield cluster, url
+        words = output.split()
+        url = next(word for word in words if word.startswith("http://")).removesuffix("/v1")
+        yield Up(cluster, url, words[words.index("grpc") + 1])
         processes = cluster.processes()
     finally:
-        cluster.command("down", "--cluster", "raytest")
+        cluster.print_logs()
+        cluster.on("down")
         left = [process for process in processes if process.is_running()]
         for process in left:
             process.kill()
@@ -104,46 +78,117 @@ def answer(url: str) -> str:
     return "".join(chunk.text for chunk in chunks)
 
 
-def test_a_request_is_answered_by_processes_with_a_pid_each(cluster: tuple[Cluster, str]) -> None:
-    under_ray, url = cluster
-    rows = under_ray.rows()
+def test_a_request_is_answered_by_processes_with_a_pid_each(up: Up) -> None:
+    rows = up.cluster.rows()
     assert set(rows) == {"state-0", "decode-0", "decode-1", "prefill-0", "prefill-1", "router-0"}
     assert len({row["pid"] for row in rows.values()}) == len(rows)
     assert all(row["state"] == "ready" for row in rows.values())
-    assert answer(url) == answer(url)
+    assert all(row["rss_bytes"] < row["limit_bytes"] for row in rows.values() if row["limit_bytes"] is not None)
+    assert "decode-1" in up.cluster.on("status")
+    assert answer(up.url) == answer(up.url)
 
 
-def test_a_killed_worker_is_replaced_as_a_new_incarnation_and_serves(cluster: tuple[Cluster, str]) -> None:
-    under_ray, url = cluster
-    expected = answer(url)
-    before = under_ray.rows()["decode-0"]
-    os.kill(int(before["pid"]), signal.SIGKILL)
-    until(lambda: (row := under_ray.rows()["decode-0"])["state"] == "ready" and row["restarts"] == "1")
-    after = under_ray.rows()["decode-0"]
+def test_a_killed_worker_is_replaced_as_a_new_incarnation_and_serves(up: Up) -> None:
+    expected_text = answer(up.url)
+    before = up.cluster.rows()["decode-0"]
+    os.kill(before["pid"], signal.SIGKILL)
+    until(lambda: (row := up.cluster.rows()["decode-0"])["state"] == "ready" and row["restarts"] == 1)
+    after = up.cluster.rows()["decode-0"]
     assert after["pid"] != before["pid"]
-    assert after["incarnation"] != before["incarnation"]
+    assert after["ready"]["incarnation"] != before["ready"]["incarnation"]
 
-    under_ray.command("drain", "decode-1", "--cluster", "raytest")  # so that only the new one can serve
-    until(lambda: "decode-1" not in under_ray.rows())
-    assert answer(url) == expected
-
-
-def test_pools_scale_apart(cluster: tuple[Cluster, str]) -> None:
-    under_ray, url = cluster
-    under_ray.command("scale", "--prefill", "1", "--decode", "2", "--cluster", "raytest")
-    assert set(under_ray.rows()) == {"state-0", "decode-0", "decode-1", "prefill-0", "router-0"}
-    assert answer(url)
+    up.cluster.on("drain", "decode-1")  # so that only the new one can serve
+    until(lambda: "decode-1" not in up.cluster.rows())
+    assert answer(up.url) == expected_text
 
 
-def test_a_lost_supervisor_harms_nothing_and_adopts_what_it_finds(cluster: tuple[Cluster, str]) -> None:
-    under_ray, url = cluster
+class Load:
+    """Clients of the gRPC API; every answer must be golden."""
 
-    def processes() -> dict[str, tuple[str, str]]:
-        return {name: (row["pid"], row["state"]) for name, row in under_ray.rows().items()}
+    def __init__(self, stub: InferenceStub) -> None:
+        self._stub = stub
+        self.tasks = TaskOwner("load")
+        self.ended: Counter[str] = Counter()
+        self.stop = False
+
+    async def ask(self, random: Random, max_tokens: int) -> None:
+        prompt = [random.randrange(256) for _ in range(random.randint(100, 300))]
+        tokens: list[int] = []
+        try:
+            async for item in self._stub.Generate(request(prompt, max_tokens), timeout=DEADLINE_S):
+                tokens.extend(item.delta.token_ids)
+        except grpc.aio.AioRpcError as error:
+            self.ended[f"{error.code().name}: {error.details()}"] += 1
+            return
+        self.ended["golden" if tokens == expected(prompt, max_tokens) else "wrong"] += 1
+
+    async def _client(self, seed: int) -> None:
+        random = Random(seed)
+        while not self.stop:
+            await self.ask(random, random.randint(20, 100))
+
+    def start_clients(self) -> list[asyncio.Task[None]]:
+        return [self.tasks.spawn(self._client(seed), f"client-{seed}") for seed in range(CLIENTS)]
+
+    def start_long(self) -> list[asyncio.Task[None]]:
+        asked = (self.ask(Random(1000 + n), LONG_TOKENS) for n in range(LONG_ANSWERS))
+        return [self.tasks.spawn(asking, "long") for asking in asked]
+
+
+async def test_pools_scale_apart_under_load_and_no_request_fails(up: Up) -> None:
+    """Line 5 of the first issue: 1+1 -> 2+3 -> 1+1 while clients ask. What drains was at work, and finishes it."""
+    cluster = up.cluster
+    await asyncio.to_thread(cluster.on, "scale", "--prefill", "1", "--decode", "1")
+    async with open_channel(up.grpc) as channel, watching(cluster) as watch:
+        load = Load(InferenceStub(channel))  # type: ignore[no-untyped-call]
+        clients = load.start_clients()
+
+        # 1. Workers start under load, and get their part of it.
+        await asyncio.to_thread(cluster.on, "scale", "--prefill", "2", "--decode", "3")
+        leaving = ["prefill-1", "decode-1", "decode-2"]
+        await watch.until(lambda: set(leaving) <= watch.present() and all(watch.of(name).jobs for name in leaving))
+        rows = await asyncio.to_thread(cluster.rows)
+        assert {name: row["state"] for name, row in rows.items()} == dict.fromkeys(
+            ["state-0", "router-0", "prefill-0", "decode-0", *leaving], "ready"
+        )
+
+        # 2. They drain under load: `status` says so, and each was at work when its drain began.
+        long = load.start_long()
+        await watch.until(lambda: all(watch.of(name).jobs > 2 for name in leaving[1:]))
+        await asyncio.to_thread(cluster.on, "scale", "--prefill", "1", "--decode", "1", "--no-wait")
+        draining = await asyncio.to_thread(cluster.rows)
+        assert "draining" in {draining[name]["state"] for name in leaving[1:] if name in draining}
+        assert {draining[name]["state"] for name in ("prefill-0", "decode-0", "router-0")} == {"ready"}
+        await asyncio.gather(*long)
+        await watch.until(lambda: all(watch.of(name).lost for name in leaving))
+        await asyncio.to_thread(cluster.on, "scale", "--prefill", "1", "--decode", "1")
+        for name in leaving:
+            reports = [jobs(report) for report in watch.of(name).since_drain]
+            assert reports[0] > 0, name
+            assert all(later <= earlier for earlier, later in pairwise(reports)), (name, reports)  # nothing new
+            last = watch.of(name).loads[-1]
+            assert jobs(last) == 0, name
+            assert last.ledger.at_rest, name
+            assert not psutil.pid_exists(rows[name]["pid"]), name
+        assert set(await asyncio.to_thread(cluster.rows)) == {"state-0", "decode-0", "prefill-0", "router-0"}
+
+        # 3. All answers came and are golden, and what stays has nothing left over.
+        load.stop = True
+        await asyncio.gather(*clients)
+        assert set(load.ended) == {"golden"}
+        assert load.ended["golden"] > 3 * CLIENTS
+        await watch.until(lambda: all(watch.of(name).loads[-1].ledger.at_rest for name in ("prefill-0", "decode-0")))
+
+
+def test_a_lost_supervisor_harms_nothing_and_adopts_what_it_finds(up: Up) -> None:
+    def processes() -> dict[str, tuple[int, str]]:
+        return {name: (row["pid"], row["state"]) for name, row in up.cluster.rows().items()}
 
     until(lambda: {state for _, state in processes().values()} == {"ready"})  # the drain of the last test has ended
     before = processes()
-    supervisor = next(process for process in under_ray.processes() if "Supervisor" in " ".join(process.cmdline()))
+    supervisor = next(process for process in up.cluster.processes() if "Supervisor" in " ".join(process.cmdline()))
     supervisor.kill()
-    assert answer(url)
+    assert answer(up.url)
     until(lambda: processes() == before)
+    psutil.wait_procs([supervisor], timeout=DEADLINE_S)
+    assert processes() == before  # adopted, not about to be drained
