@@ -27,16 +27,19 @@ from prometheus_client import CollectorRegistry, start_http_server
 from twostroke.cluster.aio import TaskOwner
 from twostroke.cluster.attach import AttachServicer
 from twostroke.cluster.config import Config
-from twostroke.cluster.core.clock import SystemClock
 from twostroke.cluster.core.errors import InternalError, Unavailable
 from twostroke.cluster.core.events import PrefixBatch
-from twostroke.cluster.core.messages import WorkerInfo
-from twostroke.cluster.state.base import EventLog, Registry
-from twostroke.cluster.state.memory import MemoryEventLog, MemoryRegistry
-from twostroke.cluster.state.redis import RedisClient, RedisEventLog, RedisRegistry
+from twostroke.cluster.core.ids import WorkerId, new_incarnation
+from twostroke.cluster.core.messages import Role, WorkerInfo
+from twostroke.cluster.state.base import EventLog
+from twostroke.cluster.state.store import StateStore, open_state
+from twostroke.cluster.telemetry.metrics import WorkerMetrics, new_registry
+from twostroke.cluster.transport.usable import usable_transports
 from twostroke.cluster.wire.address import advertised_host
 from twostroke.cluster.wire.channel import bind, new_server
 from twostroke.cluster.worker_host import WorkerHost
+from twostroke.engine.build import describe_worker, make_executor
+from twostroke.engine.executor import Executor
 from twostroke.proto.v1 import worker_pb2
 from twostroke.proto.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 
@@ -61,29 +64,6 @@ class Worker(Protocol):
     async def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class StateStore:
-    registry: Registry
-    events: EventLog
-
-
-@contextlib.asynccontextmanager
-async def open_state(config: Config) -> AsyncIterator[StateStore]:
-    """Redis where the configuration names one, else this process's own memory (a worker on its own)."""
-    if not config.redis.url:
-        memory = MemoryRegistry(SystemClock(), config.redis.registration_ttl_s)
-        yield StateStore(memory, MemoryEventLog(config.redis.stream_maxlen))
-        return
-    client = RedisClient.from_config(config)
-    try:
-        yield StateStore(
-            RedisRegistry(client, config.redis.registration_ttl_s),
-            RedisEventLog(client, config.redis.stream_maxlen),
-        )
-    finally:
-        await client.close()
-
-
 class Listener:
     """The gRPC server before and after there is a worker behind it."""
 
@@ -98,6 +78,35 @@ async def open_listener(config: Config) -> Listener:
     """Raises OSError when the port is taken, ConfigError when no other machine could reach this one."""
     worker = config.worker
     return Listener(config, await asyncio.to_thread(advertised_host, worker.host, worker.advertise, config.redis.url))
+
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    """What a role builds its worker from, made by `open_station`."""
+
+    config: Config
+    listener: Listener
+    executor: Executor
+    info: WorkerInfo
+    state: StateStore
+    publisher: "Publisher"
+    metrics: WorkerMetrics
+    metrics_registry: CollectorRegistry
+
+
+@contextlib.asynccontextmanager
+async def open_station(config: Config, role: Role, worker_id: WorkerId) -> AsyncIterator[Station]:
+    """Listen, load the model, and reach for the state store. Raises OSError when the port is taken, ConfigError for
+    a model that cannot be served and when no other machine could reach this one.
+    """
+    listener = await open_listener(config)
+    built = await asyncio.to_thread(make_executor, config, role)
+    transports = usable_transports(config.transfer.transports)
+    info = describe_worker(config, role, worker_id, new_incarnation(), listener.address, built, transports)
+    registry = new_registry()
+    metrics = WorkerMetrics(registry, info.model, worker_id)
+    async with open_state(config) as state:
+        yield Station(config, listener, built.executor, info, state, Publisher(state.events), metrics, registry)
 
 
 class Publisher:
@@ -134,25 +143,21 @@ class WorkerServer:
 
     def __init__(
         self,
-        config: Config,
-        listener: Listener,
+        station: Station,
         worker: Worker,
-        state: StateStore,
-        publisher: Publisher,
-        metrics_registry: CollectorRegistry,
         service_names: Sequence[str] = (),
         closers: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
         """`service_names` are those that the role has mounted on the listener's server, for reflection; `closers`
         end their long streams, which the server would wait for.
         """
-        self._config = config
-        self._server = listener.server
+        self._config = station.config
+        self._server = station.listener.server
         self._worker = worker
         self._host = worker.host
-        self._registry = state.registry
-        self._publisher = publisher
-        self._metrics_registry = metrics_registry
+        self._registry = station.state.registry
+        self._publisher = station.publisher
+        self._metrics_registry = station.metrics_registry
         self._closers = tuple(closers)
         self._attach = AttachServicer(worker.host)
         self._health = health_aio.HealthServicer()

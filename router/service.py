@@ -27,9 +27,9 @@ from twostroke.cluster.core.events import PrefixSnapshot
 from twostroke.cluster.core.ids import new_incarnation
 from twostroke.cluster.core.link import WorkerLink
 from twostroke.cluster.core.messages import WorkerInfo
+from twostroke.cluster.state.store import open_state
 from twostroke.cluster.telemetry.metrics import RouterMetrics, new_registry
 from twostroke.cluster.wire.channel import bind, new_server
-from twostroke.cluster.worker_server import open_state
 from twostroke.proto.v1 import inference_pb2, inference_pb2_grpc
 from twostroke.router.discovery import Discovery
 from twostroke.router.dispatcher import Dispatcher
