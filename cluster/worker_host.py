@@ -5,12 +5,12 @@
                (at once, on that thread)         answers -> who asked; anything else -> hooks.on_loop(event)
     inbox      <---------------------------      FromRouter, RouterGone, Drain, questions, and what hooks post
 
-    life: made -> start() -> attach ... drain() -> stop()
+    life: made -> start() -> warm -> attach ... drain() -> stop()
 
 1. A router's stream is one session. When it breaks, `RouterGone` frees everything held for that router.
 2. Load reports go to every router each 500 ms, and within 20 ms of a change that may wake a waiting request.
-3. `running > 0` and no step for 10 s is a stalled engine; an engine thread that ended has failed. Both make the
-   worker unhealthy; the latter also sets `failed`, upon which the service ends the process.
+3. Healthy is who can serve: a warm-up step has run, the engine thread has not ended (that also sets `failed`, upon
+   which the service ends the process), and it is not stalled (`running > 0` and no step for 10 s).
 """
 
 import asyncio
@@ -39,6 +39,7 @@ from twostroke.engine.commands import (
     Snapshot,
     SnapshotTaken,
     ToRouter,
+    WarmedUp,
 )
 from twostroke.engine.executor import Executor
 from twostroke.engine.loop import EngineLoop
@@ -92,6 +93,8 @@ class WorkerHost:
         self.scheduler = scheduler
         """For checks at rest; while the engine runs it is the engine thread's alone."""
         self.engine = EngineLoop(scheduler, executor, self._on_events, name=f"engine-{info.worker_id}")
+        self.warm = asyncio.Event()
+        """The engine has run a real step."""
         self.failed = asyncio.Event()
         self._sessions: dict[Incarnation, _Session] = {}
         self._questions: dict[int, asyncio.Future[SnapshotTaken | Checked]] = {}
@@ -174,6 +177,8 @@ class WorkerHost:
     def _route(self, events: list[Event]) -> None:
         for event in events:
             match event:
+                case WarmedUp():
+                    self.warm.set()
                 case ToRouter(router, messages):
                     self._count(messages)
                     session = self._sessions.get(router)
@@ -233,6 +238,8 @@ class WorkerHost:
         """Empty when work can be done here now, else why not."""
         if not self.engine.alive:
             return f"the engine ended: {self.engine.failed or 'stopped'}"
+        if not self.warm.is_set():
+            return "warming up"
         load = self.load()
         if load.running > 0 and load.step_age_s > STALLED_S:
             return f"the engine is stalled: {load.running} jobs run and no step ended for {load.step_age_s:.1f} s"

@@ -2,6 +2,7 @@
 
     1. the gRPC server listens first, because its port is part of the worker's identity card
     2. the role makes its executor and worker; attach, health and reflection are added; the engine starts
+       and runs a warm-up step: until then the worker is not ready, and in no registry
     3. registered in Redis, renewed every third of the TTL; prefix batches go to the event log; /metrics serves
     4. `stop` is set, or the engine ended
     5. drain: off the registry, not ready, nothing new; what was accepted is finished, for `drain_s` at most
@@ -163,6 +164,7 @@ class WorkerServer:
         self._health = health_aio.HealthServicer()
         self._tasks = TaskOwner(f"server.{worker.host.info.worker_id}")
         self._leaving = False
+        self._last_health: str | None = None
         own = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
         self._watched = ("", own)
         add_WorkerServicer_to_server(self._attach, self._server)  # type: ignore[no-untyped-call]
@@ -181,10 +183,13 @@ class WorkerServer:
         try:
             await self._server.start()
             self._tasks.spawn(self._watch_health(), "health")
-            self._tasks.spawn(self._publisher.run(), "publisher")
-            self._tasks.spawn(self._keep_registered(), "registration")
-            log.info("worker_ready", worker=info.worker_id, address=info.address, metrics_port=http.server_port)
-            on_ready(info)
+            await self._until(stop, self._host.failed, self._host.warm)
+            if self._host.warm.is_set():
+                await self._tell_health()
+                self._tasks.spawn(self._publisher.run(), "publisher")
+                self._tasks.spawn(self._keep_registered(), "registration")
+                log.info("worker_ready", worker=info.worker_id, address=info.address, metrics_port=http.server_port)
+                on_ready(info)
             await self._until(stop, self._host.failed)
             if not self._host.failed.is_set():
                 await self._drain()
@@ -256,15 +261,17 @@ class WorkerServer:
     # ------------------------------------------------------------------------------------------ health
 
     async def _watch_health(self) -> None:
-        last: str | None = None
         while True:
-            reason = self._host.health()
-            if reason != last:
-                status = (
-                    health_pb2.HealthCheckResponse.NOT_SERVING if reason else health_pb2.HealthCheckResponse.SERVING
-                )
-                for name in self._watched:
-                    await self._health.set(name, status)
-                log.info("health_changed", worker=self._host.info.worker_id, reason=reason or "serving")
-                last = reason
+            await self._tell_health()
             await asyncio.sleep(HEALTH_INTERVAL_S)
+
+    async def _tell_health(self) -> None:
+        """What the standard health service says: whether work can be done here now."""
+        reason = self._host.health()
+        if reason == self._last_health:
+            return
+        self._last_health = reason
+        status = health_pb2.HealthCheckResponse.NOT_SERVING if reason else health_pb2.HealthCheckResponse.SERVING
+        for name in self._watched:
+            await self._health.set(name, status)
+        log.info("health_changed", worker=self._host.info.worker_id, reason=reason or "serving")

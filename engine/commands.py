@@ -195,8 +195,14 @@ class LeaseClosed:
     committed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class WarmedUp:
+    """The engine's first event: a real step has run, jobs can be computed."""
+
+
 Event = (
-    ToRouter
+    WarmedUp
+    | ToRouter
     | Published
     | SnapshotTaken
     | Checked

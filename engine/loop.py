@@ -1,5 +1,6 @@
 """The engine thread: takes commands, lets the role's scheduler decide, runs the step, says what came of it.
 
+    0. once: a warm-up step, then `WarmedUp`
     1. drain the inbox; wait on it, for a bounded time, only when the last plan was empty
     2. scheduler.handle(each command), then scheduler.plan
     3. flush events: leases, refusals, prefix removals; before the step, so that nobody waits a step for them
@@ -21,10 +22,11 @@ import structlog
 
 from twostroke.cluster.core.clock import Clock, SystemClock
 from twostroke.cluster.core.messages import LoadReport
-from twostroke.engine.commands import Check, Checked, Command, Event
+from twostroke.engine.commands import Check, Checked, Command, Event, WarmedUp
 from twostroke.engine.executor import Executor
 from twostroke.engine.plan import Plan
 from twostroke.engine.scheduling import RoleScheduler
+from twostroke.engine.warm_up import warm_up
 
 log = structlog.get_logger(__name__)
 
@@ -113,6 +115,8 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            warm_up(self._executor)
+            self._on_events([WarmedUp()])
             wait_s = 0.0
             while self._take_commands(wait_s):
                 wait_s = self._turn()

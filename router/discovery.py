@@ -2,6 +2,8 @@
 
     find     every POLL_S: read the registry; attach to incarnations that are new, detach those whose entry is gone
              and that say they drain (an expired entry alone is no reason: the link itself tells who lives)
+    prove    a prefill worker waits for a decode worker to be attached and is attached itself once it has shipped a
+             page there (`router.self_test`): who is attached can serve
     follow   every READ_S: read each worker's prefix batches after the last one known, fold them into the index
     heal     fetch the snapshots that the index asks for, a few at once
 
@@ -12,18 +14,20 @@ is registered.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from random import Random
 
 import structlog
 
 from twostroke.cluster.aio import TaskOwner
 from twostroke.cluster.core.clock import Clock, SystemClock
-from twostroke.cluster.core.errors import TwostrokeError, Unavailable
+from twostroke.cluster.core.errors import Overloaded, TwostrokeError, Unavailable
 from twostroke.cluster.core.events import PrefixSnapshot
 from twostroke.cluster.core.ids import Incarnation
 from twostroke.cluster.core.link import WorkerLink
-from twostroke.cluster.core.messages import WorkerInfo
+from twostroke.cluster.core.messages import Role, WorkerInfo
 from twostroke.cluster.state.base import EventLog, Registry
 from twostroke.router.dispatcher import Dispatcher
+from twostroke.router.policy import mismatch
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +40,8 @@ STORE_RETRY_S = 1.0
 
 Connect = Callable[[WorkerInfo], Awaitable[WorkerLink]]
 """Attach to the worker at `info.address`, with the dispatcher as listener; see `cluster.attach.connect`."""
+Prove = Callable[[WorkerInfo, WorkerInfo], Awaitable[None]]
+"""See `router.self_test.ship_once`: (prefill worker, decode worker)."""
 FetchSnapshot = Callable[[WorkerInfo], Awaitable[PrefixSnapshot]]
 
 
@@ -48,15 +54,19 @@ class Discovery:
         events: EventLog,
         dispatcher: Dispatcher,
         connect: Connect,
+        prove: Prove,
         fetch_snapshot: FetchSnapshot,
         clock: Clock | None = None,
+        random: Random | None = None,
     ) -> None:
         self._registry = registry
         self._events = events
         self._dispatcher = dispatcher
         self._connect = connect
+        self._prove = prove
         self._fetch_snapshot = fetch_snapshot
         self._clock = clock or SystemClock()
+        self._random = random or Random()
         self._tasks = TaskOwner("discovery")
         self._attaching: set[Incarnation] = set()
         self._not_before: dict[Incarnation, float] = {}
@@ -96,7 +106,8 @@ class Discovery:
         self._not_before = {name: at for name, at in self._not_before.items() if at > now}
         for info in registered.values():
             known = self._dispatcher.fleet.find(info.incarnation) is not None or info.incarnation in self._attaching
-            if not known and info.incarnation not in self._not_before:
+            partnerless = info.role is Role.PREFILL and not self._dispatcher.fleet.workers(Role.DECODE)
+            if not known and not partnerless and info.incarnation not in self._not_before:
                 self._attaching.add(info.incarnation)
                 self._tasks.spawn(self._attach(info), f"attach-{info.worker_id}")
         for worker in self._dispatcher.fleet.workers():
@@ -108,6 +119,7 @@ class Discovery:
         # Not again at once: also a link that breaks, or a worker that is found frozen, gets a pause.
         self._not_before[info.incarnation] = self._clock.now() + RETRY_S
         try:
+            await self._prove_shipping(info)
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 link = await self._connect(info)
             if link.info.incarnation != info.incarnation:
@@ -118,6 +130,28 @@ class Discovery:
             log.warning("attach_failed", worker=info.worker_id, address=info.address, error=str(error))
         finally:
             self._attaching.discard(info.incarnation)
+
+    async def _prove_shipping(self, info: WorkerInfo) -> None:
+        """Raises TwostrokeError when a prefill worker cannot ship to a decode worker, drawn among the attached."""
+        if info.role is not Role.PREFILL:
+            return
+        decode = self._dispatcher.fleet.workers(Role.DECODE)
+        usable = [worker.info for worker in decode if not worker.draining and not worker.stalled]
+        if not usable:
+            raise Unavailable("no decode worker can receive pages now")
+        partners = [other for other in usable if mismatch(info, other) is None]
+        if not partners:
+            return  # nothing will be placed on it; why is said where a request waits
+        partner = self._random.choice(partners)
+        started = self._clock.now()
+        try:
+            await self._prove(info, partner)
+        except Overloaded as error:
+            # More prefill capacity must not wait for the decode side to have time for a test.
+            log.warning("self_test_postponed", prefill=info.worker_id, decode=partner.worker_id, reason=error.message)
+            return
+        took_ms = round(1e3 * (self._clock.now() - started), 1)
+        log.info("self_test_passed", prefill=info.worker_id, decode=partner.worker_id, took_ms=took_ms)
 
     # ------------------------------------------------------------------------------------------------ index
 

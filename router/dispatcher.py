@@ -131,7 +131,9 @@ class Dispatcher:
 
     @property
     def ready(self) -> bool:
-        """A decode worker takes work, and a prefill worker that shares its pages, or it may prefill itself."""
+        """A decode worker takes work, and a prefill worker that shares its pages, or it may prefill itself. Workers
+        are attached once they have run a step, prefill workers once they have shipped a page (`router.discovery`).
+        """
         if self._refusing:
             return False
         usable = [worker for worker in self.fleet.workers() if not worker.draining and not worker.stalled]

@@ -25,7 +25,7 @@ from twostroke.cluster.config import Config
 from twostroke.cluster.core.errors import ConfigError
 from twostroke.cluster.core.events import PrefixSnapshot
 from twostroke.cluster.core.ids import new_incarnation
-from twostroke.cluster.core.link import WorkerLink
+from twostroke.cluster.core.link import LinkListener, WorkerLink
 from twostroke.cluster.core.messages import WorkerInfo
 from twostroke.cluster.state.store import open_state
 from twostroke.cluster.telemetry.metrics import RouterMetrics, new_registry
@@ -35,6 +35,7 @@ from twostroke.router.discovery import Discovery
 from twostroke.router.dispatcher import Dispatcher
 from twostroke.router.gateway.app import create_app
 from twostroke.router.grpc_api import InferenceServicer
+from twostroke.router.self_test import ship_once
 from twostroke.router.tokenizer import ByteTokenizer, ModelTokenizer, Tokenizer
 
 log = structlog.get_logger(__name__)
@@ -67,8 +68,14 @@ async def run(config: Config, stop: asyncio.Event, on_ready: Callable[[Mapping[s
     async def fetch_snapshot(info: WorkerInfo) -> PrefixSnapshot:
         return await attach.fetch_snapshot(info.address)
 
+    async def connect_apart(info: WorkerInfo, listener: LinkListener) -> WorkerLink:
+        return await attach.connect(info.address, new_incarnation(), listener)
+
+    async def prove(prefill: WorkerInfo, decode: WorkerInfo) -> None:
+        await ship_once(prefill, decode, connect_apart)
+
     async with open_state(config) as state:
-        discovery = Discovery(state.registry, state.events, dispatcher, connect, fetch_snapshot)
+        discovery = Discovery(state.registry, state.events, dispatcher, connect, prove, fetch_snapshot)
         app = create_app(dispatcher, tokenizer, config.router, metrics, registry)
         faces = _Faces(config, dispatcher, tokenizer, app)
         try:

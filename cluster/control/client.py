@@ -59,6 +59,24 @@ def stream_chat(
         connection.close()
 
 
+def workers_ready(address: str) -> tuple[int, int] | None:
+    """Prefill and decode workers of the router at host:port; None while it is not ready or does not answer."""
+    parts = urlsplit(f"http://{address}")
+    connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=CONNECT_TIMEOUT_S)
+    try:
+        connection.request("GET", "/health/ready")
+        response = connection.getresponse()
+        data = response.read()
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+    if response.status != http.HTTPStatus.OK:
+        return None
+    counts = json.loads(data)
+    return int(counts["prefill_workers"]), int(counts["decode_workers"])
+
+
 def _only_model(connection: http.client.HTTPConnection) -> str:
     connection.request("GET", "/v1/models")
     response = connection.getresponse()

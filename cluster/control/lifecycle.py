@@ -1,6 +1,7 @@
 """Bringing a cluster up and taking it down, for the CLI and the demo.
 
     up:    Ray (ours, or the one at `ray.address`) -> supervisor -> state server -> workers and routers ready
+           -> with our own Ray: each router has attached to workers that serve
     down:  routers drain, workers drain, state server -> supervisor gone -> our Ray gone -> record removed
 
 Each step that takes long is announced by `say`. Blocking; call it outside an event loop.
@@ -14,13 +15,15 @@ from typing import TYPE_CHECKING
 
 from twostroke.cluster.config import Config, dump_config, load_config
 from twostroke.cluster.control import valkey
+from twostroke.cluster.control.client import workers_ready
 from twostroke.cluster.control.launch import ClusterFiles, ClusterRecord, ray_environment
 from twostroke.cluster.control.local_ray import Say, is_alive, start_ray, stop_ray
-from twostroke.cluster.control.supervisor import MemberState
+from twostroke.cluster.control.supervisor import MemberRole, MemberState
 from twostroke.cluster.core.errors import Unavailable
 from twostroke.cluster.state.base import PoolSizes
 
 if TYPE_CHECKING:
+    from twostroke.cluster.control.child import ChildView
     from twostroke.cluster.control.fleet import FleetStatus
     from twostroke.cluster.control.ray_app import RayClient
 
@@ -51,7 +54,22 @@ def up(config: Config, files: ClusterFiles, inherited: Mapping[str, str], say: S
         say("starting the supervisor")
         client.ensure_supervisor(config, files, embedded_state=embedded, ours=bool(record.ray_pid))
         client.scale(PoolSizes(config.prefill.replicas, config.decode.replicas))
-        return wait_settled(client, say, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        status = wait_settled(client, say, timeout_s)
+    if record.ray_pid and config.decode.replicas:  # a Ray that we joined may have routers that we cannot reach
+        for view in status.views:
+            if view.role == MemberRole.ROUTER.value:
+                wait_serving(view, config.prefill.replicas > 0, say, deadline)
+    return status
+
+
+def wait_serving(router: "ChildView", with_prefill: bool, say: Say, deadline: float) -> None:
+    """Wait until the router is ready and, `with_prefill`, has a prefill worker. Raises Unavailable."""
+    while (workers := workers_ready(router.ready["http"])) is None or (with_prefill and not workers[0]):
+        if time.monotonic() > deadline:
+            raise Unavailable(f"{router.worker_id} found no pair of workers that serves; log: {router.log_path}")
+        say(f"waiting until {router.worker_id} has attached to the workers")
+        time.sleep(POLL_S)
 
 
 def _at(config: Config, redis_url: str) -> Config:

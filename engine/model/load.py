@@ -11,10 +11,8 @@ import torch
 
 from twostroke.cluster.config import Config
 from twostroke.cluster.core.errors import ConfigError
-from twostroke.cluster.core.ids import JobId, PageId, RequestId
 from twostroke.cluster.core.layout import PageLayout, gqa_layout
 from twostroke.cluster.core.messages import Role
-from twostroke.cluster.core.sampling import SamplingParams
 from twostroke.engine.executor import Executor
 from twostroke.engine.model.config import ModelConfig
 from twostroke.engine.model.decoder import Decoder, Layer
@@ -23,7 +21,6 @@ from twostroke.engine.model.linear import Linear, dense_linear, fp16_packing_sup
 from twostroke.engine.model.source import default_cache_dir, resolve
 from twostroke.engine.model.weights import Weights
 from twostroke.engine.page_pool import PagePool
-from twostroke.engine.plan import Plan, SampleInput
 from twostroke.engine.torch_executor import TorchExecutor
 from twostroke.kernels.select import select_ops
 
@@ -78,12 +75,10 @@ def load_executor(
     _trim_heap()
     pool = PagePool(page_layout(model, page_size, dtype), num_pages, device)
     executor = TorchExecutor(decoder, weight_bytes, pool, model.vocab_size, max_positions, threads)
-    progress("compiling kernels (once; cached)")
-    _warm_up(executor)
     form = "fp16-packed" if packed else str(dtype).removeprefix("torch.")
     progress(
         f"{directory.name}: {model.config.num_layers} layers, {form} linears, {num_pages} pages of {page_size} tokens "
-        f"on {device}, ready after {time.monotonic() - started_s:.1f} s"
+        f"on {device}, loaded in {time.monotonic() - started_s:.1f} s"
     )
     return executor
 
@@ -93,16 +88,6 @@ def _trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:  # another libc than glibc has none
         trim(0)
-
-
-def _warm_up(executor: TorchExecutor) -> None:
-    """One decode row and one short prompt in page 0, which nobody owns yet: a worker that is ready is fast."""
-    job = JobId(RequestId("warm-up"), 0, 0)
-    count = min(2, executor.memory.layout.page_size)
-    item = SampleInput(SamplingParams(max_tokens=1), (0,), ())
-    pages = [[PageId(0)], [PageId(0)]]
-    plan = Plan([job, job], [0, 0], [1, count], [0] * (1 + count), [pages[0], pages[1]], [item, item])
-    executor.launch(plan).result()
 
 
 def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:

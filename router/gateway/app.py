@@ -185,8 +185,13 @@ class _Queries:
 
     async def ready(self) -> Response:
         if self._generator.ready:
-            return json_response({"status": "ready"})
+            return json_response({"status": "ready", **self._counts()})
         return error_response(Unavailable(self._reason()))
+
+    def _counts(self) -> dict[str, int]:
+        model = self._generator.model
+        prefill, decode = (model.num_prefill_workers, model.num_decode_workers) if model is not None else (0, 0)
+        return {"prefill_workers": prefill, "decode_workers": decode}
 
     def _reason(self) -> str:
         model = self._generator.model
@@ -195,7 +200,7 @@ class _Queries:
         if not model.num_decode_workers:
             return "no decode worker is attached"
         if not model.num_prefill_workers:
-            return "no prefill worker is attached, or the attached ones take no work"
+            return "no prefill worker is attached: none is there, or none has shipped a page yet"
         return "no pair of workers takes work, or the router drains"
 
     async def metrics(self) -> Response:

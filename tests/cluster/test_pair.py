@@ -1,14 +1,16 @@
 """One prefill and one decode worker: whole requests through both, over direct and over gRPC links."""
 
 import asyncio
+import threading
 from typing import Literal
 
 import pytest
 
-from tests.cluster_harness import Shape
+from tests.cluster_harness import Shape, fake_cluster
 from tests.pair_driver import driven, prompt
 from twostroke.cluster.core.messages import Ended, Leased, Outcome, RefusalReason, Refused, Started, Stroke
-from twostroke.engine.fake_executor import golden
+from twostroke.engine.fake_executor import FakeExecutor, FakeHandle, golden
+from twostroke.engine.plan import Plan
 
 Links = Literal["direct", "grpc"]
 LINKS: list[Links] = ["direct", "grpc"]
@@ -99,6 +101,22 @@ async def test_a_drained_worker_refuses_and_finishes() -> None:
         assert (await driver.until(decode, running.job, Ended)).outcome is Outcome.FINISHED
         assert driver.tokens(running.job) == golden(running.prompt, 40, 1000)
         assert decode.host.health() == "draining"
+
+
+async def test_a_worker_is_healthy_once_it_has_run_a_step() -> None:
+    gate = threading.Event()
+
+    class Slow(FakeExecutor):
+        def launch(self, plan: Plan) -> FakeHandle:
+            assert gate.wait(10.0)
+            return super().launch(plan)
+
+    async with fake_cluster(Shape(prefill=0), make_executor=lambda pages: Slow(pages, 4, 1000, 4096)) as cluster:
+        host = cluster.decode[0].host
+        assert host.health() == "warming up"
+        gate.set()
+        await asyncio.wait_for(host.warm.wait(), 10.0)
+        assert host.health() == ""
 
 
 @pytest.mark.parametrize("links", LINKS)

@@ -274,7 +274,8 @@ async def test_routes_and_methods_that_are_not_there() -> None:
 async def test_health_models_and_metrics() -> None:
     async with gateway() as server:
         assert (await server.client.get("/health/live")).status_code == 200
-        assert (await server.client.get("/health/ready")).json() == {"status": "ready"}
+        ready = (await server.client.get("/health/ready")).json()
+        assert ready == {"status": "ready", "prefill_workers": 1, "decode_workers": 1}
         [card] = (await server.client.get("/v1/models")).json()["data"]
         assert (card["id"], card["object"], card["max_model_len"]) == ("fake", "model", LIMIT)
         assert (await server.client.get("/v1/models/fake")).json() == card

@@ -9,7 +9,16 @@ from tests.engine_builders import ROUTER, VOCAB, expected_output, job_id, make_i
 from twostroke.cluster.core.clock import ManualClock
 from twostroke.cluster.core.messages import Ended, Outcome, Role, Stroke, Submit, Tokens
 from twostroke.decode_worker.scheduler import DecodeLimits, DecodeScheduler
-from twostroke.engine.commands import Check, Checked, Event, FromRouter, Snapshot, SnapshotTaken, ToRouter
+from twostroke.engine.commands import (
+    Check,
+    Checked,
+    Event,
+    FromRouter,
+    Snapshot,
+    SnapshotTaken,
+    ToRouter,
+    WarmedUp,
+)
 from twostroke.engine.fake_executor import FakeExecutor, FakeHandle
 from twostroke.engine.loop import MAX_FAILED_STEPS, EngineLoop
 from twostroke.engine.plan import Plan, StepResult
@@ -63,6 +72,11 @@ def make_loop(
     return EngineLoop(scheduler(info, VOCAB, DecodeLimits(), make_nonces()), executor, ears, clock), executor
 
 
+def start_warm(loop: EngineLoop, ears: Ears) -> None:
+    loop.start()
+    ears.wait_for(lambda: ears.events == [WarmedUp()])
+
+
 def local(name: str) -> Submit:
     return make_submit(Stroke.LOCAL, name=name)
 
@@ -89,8 +103,8 @@ def test_commands_become_tokens_and_ends() -> None:
 def test_a_failed_step_ends_its_jobs_and_the_next_ones_are_served() -> None:
     ears = Ears()
     loop, executor = make_loop(ears)
+    start_warm(loop, ears)
     executor.num_faults = 1
-    loop.start()
     loop.post(FromRouter(ROUTER, local("a")))
     ears.wait_for(lambda: len(ears.ends()) == 1)
     loop.post(FromRouter(ROUTER, local("b")))
@@ -101,11 +115,21 @@ def test_a_failed_step_ends_its_jobs_and_the_next_ones_are_served() -> None:
     assert loop.stats.num_failed_steps == 1
 
 
+def test_an_engine_that_cannot_compute_fails_before_it_says_that_it_is_warm() -> None:
+    ears = Ears()
+    loop, executor = make_loop(ears)
+    executor.num_faults = 1
+    loop.start()
+    loop.stop()
+    assert loop.failed == "RuntimeError: the device is broken"
+    assert ears.events == []
+
+
 def test_a_device_that_keeps_failing_ends_the_loop_visibly() -> None:
     ears = Ears()
     loop, executor = make_loop(ears)
+    start_warm(loop, ears)
     executor.num_faults = MAX_FAILED_STEPS
-    loop.start()
     for index in range(MAX_FAILED_STEPS):
         loop.post(FromRouter(ROUTER, local(f"job-{index}")))
         ears.wait_for(lambda count=index + 1: len(ears.ends()) == count)  # type: ignore[misc]
@@ -135,8 +159,8 @@ def test_a_listener_that_raises_fails_the_loop_visibly() -> None:
 def test_a_step_that_hangs_shows_in_its_age_and_in_stop() -> None:
     ears, clock = Ears(), ManualClock()
     loop, executor = make_loop(ears, clock=clock)
+    start_warm(loop, ears)
     executor.gate = threading.Event()
-    loop.start()
     loop.post(FromRouter(ROUTER, local("a")))
     ears.wait_for(lambda: bool(ears.messages()))  # Started: it is in the step that hangs
     clock.advance(11.0)
