@@ -7,7 +7,7 @@ A call's deadline and `timeout_s` both bound the request; the nearer one counts.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -16,21 +16,32 @@ import structlog
 
 from twostroke.cluster.config import RouterSection
 from twostroke.cluster.core.errors import InternalError, InvalidRequest, TwostrokeError, Unavailable
-from twostroke.cluster.core.ids import RequestId
+from twostroke.cluster.core.ids import RequestId, new_request_id
 from twostroke.cluster.core.sampling import FinishReason
+from twostroke.cluster.telemetry.logs import log_request
+from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.cluster.wire.status import abort_with
 from twostroke.proto.v1 import common_pb2, inference_pb2_grpc
 from twostroke.proto.v1 import inference_pb2 as pb
-from twostroke.router.chat_template import Message
+from twostroke.router.gateway.content import read_messages
 from twostroke.router.prepare import GenerateParams, check_length, check_params, prepare, serving
-from twostroke.router.request import ChoiceEnd, Delta, GenerateRequest, Generator, RequestReport, StreamItem
+from twostroke.router.request import (
+    ChoiceEnd,
+    Delta,
+    GenerateRequest,
+    Generator,
+    RequestReport,
+    RequestStream,
+    StreamItem,
+)
 from twostroke.router.tokenizer import Tokenizer
 
 log = structlog.get_logger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
-ROLES = frozenset({"system", "user", "assistant"})
+ENDPOINT = "grpc:Generate"
+"""What a refused request's log line names."""
 _FINISH = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
@@ -56,25 +67,30 @@ _OPTIONAL = (
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """Mount with `inference_pb2_grpc.add_InferenceServicer_to_server`."""
 
-    def __init__(self, generator: Generator, tokenizer: Tokenizer, config: RouterSection) -> None:
+    def __init__(
+        self, generator: Generator, tokenizer: Tokenizer, config: RouterSection, metrics: RouterMetrics
+    ) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
         self._config = config
+        self._metrics = metrics
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         try:
-            prepared = await self._prepare(request, context.time_remaining())
-            stream = self._generator.submit(prepared)
-            async with aclosing(aiter(stream)) as items:  # type: ignore[type-var]  # the dispatcher's is a generator
+            prepared, stream = await self._submit(request, context.time_remaining())
+            try:
                 yield pb.GenerateResponse(accepted=pb.Accepted(request_id=prepared.request_id))
-                async for item in items:
-                    yield _response(item)
+                async with aclosing(aiter(stream)) as items:  # type: ignore[type-var]  # the dispatcher's is a generator
+                    async for item in items:
+                        yield _response(item)
+            finally:
+                # Also for a client that left before the first item: closing an iterator that never ran does nothing.
+                await stream.cancel()
         except TwostrokeError as error:
             await abort_with(context, error)
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             log.exception("generate_failed")
+            self._metrics.refusals.of(InternalError.code).inc()
             await abort_with(context, InternalError(f"an unexpected {type(error).__name__}"))
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
@@ -97,6 +113,25 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             ready=self._generator.ready,
         )
 
+    async def _submit(
+        self, request: pb.GenerateRequest, remaining_s: float | None
+    ) -> tuple[GenerateRequest, RequestStream]:
+        """What is refused is counted and logged as over HTTP, and raised."""
+        try:
+            prepared = await self._prepare(request, remaining_s)
+        except TwostrokeError as error:
+            self._metrics.refusals.of(error.code).inc()
+            log_request(log, request_id=new_request_id(), outcome=error.code, endpoint=ENDPOINT)
+            raise
+        try:
+            return prepared, self._generator.submit(prepared)
+        except TwostrokeError as error:  # the dispatcher counts it; what it did not accept, it does not log
+            client = prepared.client_request_id
+            log_request(
+                log, request_id=prepared.request_id, outcome=error.code, endpoint=ENDPOINT, client_request_id=client
+            )
+            raise
+
     async def _prepare(self, request: pb.GenerateRequest, remaining_s: float | None) -> GenerateRequest:
         params = _params(request, remaining_s)
         check_params(params)
@@ -108,7 +143,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             check_length(len(request.text), model, self._tokenizer, field)
             prompt = await asyncio.to_thread(self._tokenizer.encode, request.text)
         elif field == "chat":
-            messages = _messages(request.chat.messages)
+            messages = read_messages([_plain(message) for message in request.chat.messages], "chat.messages")
             check_length(sum(len(message.content) for message in request.chat.messages), model, self._tokenizer, field)
             prompt = await asyncio.to_thread(self._tokenizer.encode_chat, messages)
         else:
@@ -126,6 +161,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         )
 
 
+def _plain(message: pb.ChatMessage) -> dict[str, object]:
+    """As JSON would have it."""
+    return {"role": message.role, "content": message.content}
+
+
 def _params(request: pb.GenerateRequest, remaining_s: float | None) -> GenerateParams:
     values: dict[str, Any] = {name: getattr(request, name) for name in _OPTIONAL if request.HasField(name)}
     if remaining_s is not None and remaining_s < values.get("timeout_s", remaining_s + 1):
@@ -136,17 +176,6 @@ def _params(request: pb.GenerateRequest, remaining_s: float | None) -> GenerateP
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
     )
-
-
-def _messages(messages: Sequence[pb.ChatMessage]) -> list[Message]:
-    if not messages:
-        raise InvalidRequest("at least one message is needed", "chat.messages")
-    for index, message in enumerate(messages):
-        if message.role not in ROLES:
-            raise InvalidRequest(
-                f"role {message.role!r} is not one of {', '.join(sorted(ROLES))}", f"chat.messages[{index}].role"
-            )
-    return [{"role": message.role, "content": message.content} for message in messages]
 
 
 def _response(item: StreamItem) -> pb.GenerateResponse:

@@ -77,7 +77,7 @@ async def run(config: Config, stop: asyncio.Event, on_ready: Callable[[Mapping[s
     async with open_state(config) as state:
         discovery = Discovery(state.registry, state.events, dispatcher, connect, prove, fetch_snapshot)
         app = create_app(dispatcher, tokenizer, config.router, metrics, registry)
-        faces = _Faces(config, dispatcher, tokenizer, app)
+        faces = _Faces(config, dispatcher, tokenizer, metrics, app)
         try:
             discovery.start()
             http, grpc_address = await faces.open()
@@ -97,7 +97,9 @@ async def run(config: Config, stop: asyncio.Event, on_ready: Callable[[Mapping[s
 class _Faces:
     """The HTTP and the gRPC server of one router. `open` once, `close` once."""
 
-    def __init__(self, config: Config, dispatcher: Dispatcher, tokenizer: Tokenizer, app: object) -> None:
+    def __init__(
+        self, config: Config, dispatcher: Dispatcher, tokenizer: Tokenizer, metrics: RouterMetrics, app: object
+    ) -> None:
         self._config = config.router
         self._dispatcher = dispatcher
         self._grpc = new_server()
@@ -109,7 +111,7 @@ class _Faces:
         )
         # Signals are the process's (control.process), not uvicorn's.
         self._http_done = asyncio.Event()
-        servicer = InferenceServicer(dispatcher, tokenizer, self._config)
+        servicer = InferenceServicer(dispatcher, tokenizer, self._config, metrics)
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._grpc)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name

@@ -86,6 +86,7 @@ class RouterMetrics:
         """outcome: finished, cancelled or failed; reason: the finish reason of choice 0, or the error's code."""
         self.request_success = declare.counters("request_success", "Finished requests.", "finished_reason")
         self.refusals = declare.counters("refusals", "Requests refused, by reason (an error code).", "reason")
+        """Over HTTP and gRPC; `internal` also counts bugs met while an accepted one was answered."""
         self.http_responses = declare.counters("http_responses", "HTTP answers.", "endpoint", "status")
         self.num_requests_running = declare.gauge("num_requests_running", "Requests placed on workers.")
         self.num_requests_waiting = declare.gauge("num_requests_waiting", "Requests admitted and not yet placed.")

@@ -23,6 +23,7 @@ from twostroke.cluster.aio import TaskOwner
 from twostroke.cluster.core.errors import InternalError, TwostrokeError
 from twostroke.cluster.core.sampling import FinishReason
 from twostroke.cluster.telemetry.logs import log_request
+from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.cluster.wire.status import to_http
 from twostroke.router.gateway.errors import error_response, json_response
 from twostroke.router.gateway.forms import Envelope, Json
@@ -55,13 +56,21 @@ class Answer(Response):
     """The response of a generating endpoint; it submits when it is called."""
 
     def __init__(
-        self, generator: Generator, request: GenerateRequest, envelope: Envelope, *, streamed: bool, endpoint: str
+        self,
+        generator: Generator,
+        request: GenerateRequest,
+        envelope: Envelope,
+        metrics: RouterMetrics,
+        *,
+        streamed: bool,
+        endpoint: str,
     ) -> None:
         """No `super().__init__`: there is no content yet, and what Response prepares is for content."""
         self.background = None
         self._generator = generator
         self._request = request
         self._envelope = envelope
+        self._metrics = metrics
         self._streamed = streamed
         self._endpoint = endpoint
 
@@ -81,7 +90,7 @@ class Answer(Response):
             return
         async with _reading(stream, receive) as items:
             if self._streamed:
-                await _Events(self._envelope, send).run(items, scope, receive)
+                await _Events(self._envelope, self._metrics, send).run(items, scope, receive)
             else:
                 response = await self._whole(items)
                 await response(scope, receive, send)
@@ -91,7 +100,7 @@ class Answer(Response):
         finishes: dict[int, FinishReason] = {}
         report: RequestReport | None = None
         try:
-            async for item in _failing_cleanly(items):
+            async for item in _failing_cleanly(items, self._metrics):
                 match item:
                     case Delta(choice, text, _):
                         texts.setdefault(choice, []).append(text)
@@ -110,8 +119,9 @@ class Answer(Response):
 class _Events:
     """Server-sent events of one answer."""
 
-    def __init__(self, envelope: Envelope, send: Send) -> None:
+    def __init__(self, envelope: Envelope, metrics: RouterMetrics, send: Send) -> None:
         self._envelope = envelope
+        self._metrics = metrics
         self._send_message = send
         self._begun: set[int] = set()
         """Choices of which something was sent."""
@@ -119,7 +129,7 @@ class _Events:
     async def run(self, items: AsyncIterator[StreamItem], scope: Scope, receive: Receive) -> None:
         started = False
         try:
-            async for item in _failing_cleanly(items):
+            async for item in _failing_cleanly(items, self._metrics):
                 if not started:
                     await self._send(_START)
                     started = True
@@ -162,8 +172,8 @@ def _event(content: object) -> bytes:
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
-async def _failing_cleanly(items: AsyncIterator[StreamItem]) -> AsyncIterator[StreamItem]:
-    """The same items; a bug on the way to them is logged and raised as InternalError, and the client is told."""
+async def _failing_cleanly(items: AsyncIterator[StreamItem], metrics: RouterMetrics) -> AsyncIterator[StreamItem]:
+    """The same items; a bug on the way to them is logged, counted and raised as InternalError: the client is told."""
     try:
         async for item in items:
             yield item
@@ -171,6 +181,7 @@ async def _failing_cleanly(items: AsyncIterator[StreamItem]) -> AsyncIterator[St
         raise
     except Exception as error:
         log.exception("answer_failed")
+        metrics.refusals.of(InternalError.code).inc()
         raise InternalError(f"an unexpected {type(error).__name__}") from error
 
 

@@ -125,7 +125,12 @@ class _Generating:
             include_report=request.headers.get(REPORT_HEADER) == "1",
         )
         return Answer(
-            self._generator, prepared, envelope, streamed=ask.streamed, endpoint=str(request.scope["route"].path)
+            self._generator,
+            prepared,
+            envelope,
+            self._metrics,
+            streamed=ask.streamed,
+            endpoint=str(request.scope["route"].path),
         )
 
     async def _tokens(

@@ -53,13 +53,13 @@ def read_stop_token_ids(value: object) -> tuple[int, ...]:
     return tuple(_integers(value, "stop_token_ids"))
 
 
-def read_messages(value: object) -> list[Message]:
+def read_messages(value: object, field: str = "messages") -> list[Message]:
     """Messages with a role, text and maybe a name. Text parts are joined by newlines, as vLLM joins them."""
     if not isinstance(value, list) or not value:
-        raise InvalidRequest("messages must be a list of at least one message", "messages")
+        raise InvalidRequest("messages must be a list of at least one message", field)
     if len(value) > MAX_MESSAGES:
-        raise InvalidRequest(f"at most {MAX_MESSAGES} messages, not {len(value)}", "messages")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(value)]
+        raise InvalidRequest(f"at most {MAX_MESSAGES} messages, not {len(value)}", field)
+    return [_message(message, f"{field}[{index}]") for index, message in enumerate(value)]
 
 
 def _message(value: object, path: str) -> Message:

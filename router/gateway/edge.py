@@ -56,6 +56,7 @@ class Edge:
             return
         except Exception as error:
             log.exception("http_failed", request_id=request_id)
+            self._metrics.refusals.of(InternalError.code).inc()
             if started:
                 raise
             failure = InternalError(f"an unexpected {type(error).__name__}")

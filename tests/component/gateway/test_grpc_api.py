@@ -1,0 +1,105 @@
+"""The gRPC API over the fake generator: what it counts, and that a client that leaves leaves nothing running."""
+
+from typing import Any
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from twostroke.cluster.config import RouterSection
+from twostroke.cluster.core.errors import Overloaded
+from twostroke.cluster.telemetry.metrics import RouterMetrics
+from twostroke.cluster.wire.channel import bind, new_server, open_channel
+from twostroke.proto.v1 import inference_pb2 as pb
+from twostroke.proto.v1.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
+from twostroke.router.fake_generator import FakeGenerator
+from twostroke.router.grpc_api import InferenceServicer
+from twostroke.router.tokenizer import ByteTokenizer
+
+
+class Api:
+    """A servicer, its generator, and how often each reason was counted."""
+
+    def __init__(self) -> None:
+        tokenizer = ByteTokenizer()
+        self._registry = CollectorRegistry()
+        self.generator = FakeGenerator(tokenizer)
+        self.servicer = InferenceServicer(
+            self.generator, tokenizer, RouterSection(), RouterMetrics(self._registry, "fake")
+        )
+
+    def refusals(self, reason: str) -> float:
+        labels = {"engine": "router", "model_name": "fake", "reason": reason}
+        return self._registry.get_sample_value("twostroke_refusals_total", labels) or 0.0
+
+    async def failure(self, request: pb.GenerateRequest) -> grpc.aio.AioRpcError:
+        """The status that a call over a socket ends with."""
+        server = new_server()
+        add_InferenceServicer_to_server(self.servicer, server)  # type: ignore[no-untyped-call]
+        port = bind(server, "127.0.0.1", 0)
+        await server.start()
+        try:
+            async with open_channel(f"127.0.0.1:{port}") as channel:
+                stub = InferenceStub(channel)  # type: ignore[no-untyped-call]
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
+                    async for _ in stub.Generate(request, timeout=10):
+                        pass
+        finally:
+            await server.stop(None)
+        return raised.value
+
+
+class Context:
+    """As much of a servicer's context as `Generate` asks before it ends."""
+
+    def time_remaining(self) -> None:
+        return None
+
+
+def ask(**changes: Any) -> pb.GenerateRequest:
+    return pb.GenerateRequest(**{"model": "fake", "text": "Hello", **changes})
+
+
+def chat(*roles: str) -> pb.ChatMessages:
+    return pb.ChatMessages(messages=[pb.ChatMessage(role=role, content="Hi") for role in roles])
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        pytest.param(ask(n=0), "n", id="a number out of range"),
+        pytest.param(pb.GenerateRequest(model="fake", chat=chat()), "chat.messages", id="no message"),
+        pytest.param(pb.GenerateRequest(model="fake", chat=chat("user", "tool")), "chat.messages[1].role", id="role"),
+        pytest.param(pb.GenerateRequest(model="fake"), "input", id="no input"),
+    ],
+)
+async def test_a_bad_request_names_its_field_and_is_counted(request_: pb.GenerateRequest, field: str) -> None:
+    api = Api()
+    error = await api.failure(request_)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert field.encode() in dict(error.trailing_metadata() or ())["grpc-status-details-bin"]  # type: ignore[call-overload]
+    assert api.refusals("invalid_request") == 1
+
+
+async def test_a_bug_of_ours_is_an_internal_error_and_is_counted() -> None:
+    api = Api()
+    api.generator.failure = ValueError("a bug")
+    error = await api.failure(ask())
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert api.refusals("internal") == 1
+
+
+async def test_what_the_dispatcher_refuses_is_left_to_it_to_count() -> None:
+    api = Api()
+    api.generator.refusal = Overloaded("full")
+    assert (await api.failure(ask())).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert api.refusals("overloaded") == 0
+
+
+async def test_a_client_that_leaves_before_the_first_token_leaves_nothing_running() -> None:
+    api = Api()
+    items = api.servicer.Generate(ask(), Context())  # type: ignore[arg-type]
+    accepted = (await anext(items)).accepted
+    await items.aclose()  # type: ignore[attr-defined]
+    assert api.generator.cancelled == [accepted.request_id]
+    assert not api.generator.live
