@@ -1,6 +1,10 @@
 """Session-wide set-up."""
 
 import asyncio
+from collections.abc import Iterator
+
+import pytest
+import structlog
 
 
 def pytest_sessionstart() -> None:
@@ -8,3 +12,10 @@ def pytest_sessionstart() -> None:
     replaces it, and its ResourceWarning fails the session at its end.
     """
     asyncio.set_event_loop(None)
+
+
+@pytest.fixture(autouse=True)
+def _logging_of_its_own() -> Iterator[None]:
+    """A test that runs the command line sets a level, which would hide what a later test reads from the log."""
+    yield
+    structlog.reset_defaults()
