@@ -16,7 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -212,21 +212,33 @@ class ProcessCluster:
         await asyncio.gather(*(self._at_rest(name, timeout_s) for name in names or self.workers))
 
     async def _at_rest(self, name: str, timeout_s: float) -> None:
+        await self._until_load(name, lambda loads: loads.at_rest, timeout_s)
+        async with open_channel(self.address(name)) as channel:
+            health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        assert health.status == health_pb2.HealthCheckResponse.SERVING, name
+
+    async def at_work(self, name: str) -> None:
+        """Until jobs run on this worker."""
+        await self._until_load(name, lambda loads: loads.load is not None and loads.load.running > 0, 15.0)
+
+    async def _until_load(self, name: str, condition: Callable[[_Loads], bool], timeout_s: float) -> None:
         loads = _Loads()
         link = await connect(self.address(name), new_incarnation(), loads)
         try:
             async with asyncio.timeout(timeout_s):
-                while not loads.at_rest:
+                while not condition(loads):
                     loads.news.clear()
                     await loads.news.wait()
         except TimeoutError:
-            raise AssertionError(f"{name} does not come to rest: {loads.load}") from None
+            raise AssertionError(f"{name} does not come to it: {loads.load}") from None
         finally:
-            link.close("the ledger was read")
+            link.close("the load was read")
             await link.wait_closed()
-        async with open_channel(self.address(name)) as channel:
-            health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
-        assert health.status == health_pb2.HealthCheckResponse.SERVING, name
+
+    async def leave(self, name: str) -> int:
+        """SIGTERM, then wait for its end; returns the exit code."""
+        self.signal(name, signal.SIGTERM)
+        return await asyncio.to_thread(self._children[name].process.wait, 30)
 
     async def close(self) -> None:
         await self._drop_channel()

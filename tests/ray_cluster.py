@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from tests.children import child_environment
 from twostroke.cluster.aio import TaskOwner
 from twostroke.cluster.attach import connect
 from twostroke.cluster.config import load_config
@@ -63,6 +64,28 @@ class RayCluster:
         """`status` by worker id."""
         processes = json.loads(self.on("status", "--json"))["processes"]
         return {row["worker_id"]: row for row in processes}
+
+    @asynccontextmanager
+    async def states(self) -> AsyncIterator[AsyncIterator[dict[str, str]]]:
+        """What `status` shows as the state of each process, ten times a second; entered after the first look."""
+        command = [sys.executable, str(Path(__file__).with_name("status_feed.py")), str(self.directory), self.name]
+        process = await asyncio.create_subprocess_exec(
+            *command, env=child_environment(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
+        assert process.stdout is not None
+        lines = process.stdout
+
+        async def looks() -> AsyncIterator[dict[str, str]]:
+            async for line in lines:
+                yield json.loads(line)
+
+        try:
+            async with asyncio.timeout(COMMAND_TIMEOUT_S):
+                assert await lines.readline()
+            yield looks()
+        finally:
+            process.terminate()
+            await process.wait()
 
     @property
     def config_path(self) -> Path:

@@ -161,6 +161,18 @@ async def test_a_lost_redis_stops_no_request(tmp_path: Path) -> None:
         await cluster.at_rest()
 
 
+async def test_what_a_drain_has_no_time_for_goes_on_elsewhere(tmp_path: Path) -> None:
+    """Six seconds of steps on a worker that may drain for one: its answers are continued on the other, golden."""
+    async with process_cluster(tmp_path, 1, 2, model={"fake_step_ms": 10}, ray={"drain_s": 1}) as cluster:
+        streams = [asyncio.create_task(cluster.ask([n, *LONG[:90]], 600)) for n in range(6)]
+        await asyncio.gather(*(cluster.at_work(name) for name in ("decode-0", "decode-1")))
+        assert await cluster.leave("decode-1") == 0
+        assert not any(stream.done() for stream in streams)
+        for n, answer in enumerate(await asyncio.gather(*streams)):
+            assert answer.tokens == expected([n, *LONG[:90]], 600), answer
+        await cluster.at_rest("decode-0", "prefill-0")
+
+
 async def test_a_router_needs_no_torch(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model")
     script = (
