@@ -16,12 +16,11 @@ book says that no write is under way (`PagesReleased`); its job is gone at once.
 """
 
 import secrets
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from twostroke.cluster.core.events import PrefixSnapshot
-from twostroke.cluster.core.ids import Incarnation, JobId, PageId
+from twostroke.cluster.core.ids import Incarnation, PageId
 from twostroke.cluster.core.messages import (
     Cancel,
     Ended,
@@ -38,26 +37,22 @@ from twostroke.cluster.core.messages import (
 from twostroke.cluster.core.sampling import FinishReason
 from twostroke.decode_worker.job import DecodeJob, timings
 from twostroke.decode_worker.leases import LeaseDesk
+from twostroke.decode_worker.queues import Queues
 from twostroke.engine.commands import (
     Command,
     Committed,
-    Drain,
     Event,
     FromRouter,
     LeaseRenewed,
     LeaseTouched,
     PagesReleased,
     RouterGone,
-    Snapshot,
-    SnapshotTaken,
 )
 from twostroke.engine.job import (
     JobPhase,
     PlanBuilder,
     hit_keys,
     name_filled_pages,
-    pages_for,
-    prompt_keys,
     release_pages,
     take_pages,
 )
@@ -102,10 +97,7 @@ class DecodeScheduler:
         self._max_running = min(limits.max_running, info.chunk_tokens)
         self._allocator = self._roster.allocator
         self._outbox = self._roster.outbox
-        self._waiting: deque[DecodeJob] = deque()
-        self._ready: deque[DecodeJob] = deque()
-        self._running: dict[JobId, DecodeJob] = {}
-        """In order of admission."""
+        self._queues = Queues(self._roster, self._leases)
 
     # ---------------------------------------------------------------------------------------------- commands
 
@@ -133,35 +125,20 @@ class DecodeScheduler:
                 for job in self._roster.of_router(router):
                     self._end(job, Outcome.CANCELLED, now_s, message="its router is gone")
                 self._outbox.forget(router)
-            case Drain():
-                self._roster.draining = True
-            case Snapshot(number):
-                self._outbox.event(SnapshotTaken(number, self._roster.snapshot()))
             case _:
-                self._roster.ignored[type(command).__name__] += 1
+                self._roster.handle(command)
 
     def _submit(self, router: Incarnation, submit: Submit, now_s: float) -> None:
         refusal = self._find_refusal(submit)
         if refusal is not None:
             self._roster.refuse(router, submit, *refusal)
             return
-        root, keys = prompt_keys(submit, self._info.layout.model_fingerprint, self._page_size)
-        job = DecodeJob(
-            router=router,
-            submit=submit,
-            tokens=[*submit.prompt, *submit.delivered],
-            output=list(submit.delivered),
-            root=root,
-            keys=keys,
-            submitted_s=now_s,
-            deadline_s=now_s + submit.time_left_s,
-            phase=JobPhase.WAITING if submit.stroke is Stroke.LOCAL else JobPhase.LEASED,
-        )
-        if job.phase is JobPhase.WAITING:
+        if submit.stroke is Stroke.LOCAL:
+            job = DecodeJob.of(submit, router, self._info.layout, JobPhase.WAITING, now_s)
             self._roster.add(job)
-            self._waiting.append(job)
+            self._queues.waiting.append(job)
         else:
-            self._reserve(job, now_s)
+            self._reserve(DecodeJob.of(submit, router, self._info.layout, JobPhase.LEASED, now_s), now_s)
 
     def _find_refusal(self, submit: Submit) -> tuple[RefusalReason, str] | None:
         if submit.stroke is Stroke.PREFILL:
@@ -170,38 +147,34 @@ class DecodeScheduler:
         if refusal is not None:
             return refusal
         num_tokens = len(submit.prompt) + max(submit.sampling.max_tokens, len(submit.delivered) + 1)
-        num_pages = pages_for(num_tokens, self._page_size)
-        if num_tokens > self._info.max_context or num_pages > self._info.num_pages:
-            return RefusalReason.TOO_LARGE, (
-                f"{num_tokens} tokens in {num_pages} pages; this worker takes {self._info.max_context} tokens "
-                f"and has {self._info.num_pages} pages"
-            )
+        refusal = self._roster.find_too_large(num_tokens)
+        if refusal is not None:
+            return refusal
+        num_waiting, num_ready, num_leases = len(self._queues.waiting), len(self._queues.ready), len(self._leases)
         if submit.stroke is Stroke.LOCAL:
-            if len(self._waiting) >= self._limits.max_waiting:
-                return RefusalReason.QUEUE_FULL, f"{len(self._waiting)} jobs wait here"
-        elif len(self._leases) + len(self._ready) >= self._limits.max_running + self._limits.max_waiting:
-            return RefusalReason.QUEUE_FULL, f"{len(self._leases)} leases and {len(self._ready)} ready jobs are here"
+            if num_waiting >= self._limits.max_waiting:
+                return RefusalReason.QUEUE_FULL, f"{num_waiting} jobs wait here"
+        elif num_leases + num_ready >= self._limits.max_running + self._limits.max_waiting:
+            return RefusalReason.QUEUE_FULL, f"{num_leases} leases and {num_ready} ready jobs are here"
         return None
 
     # ---------------------------------------------------------------------------------------------- leases
 
     def _reserve(self, job: DecodeJob, now_s: float) -> None:
         held = self._allocator.lookup(hit_keys(job, self._page_size))
-        num_new = pages_for(len(job.tokens) + 1, self._page_size) - len(held)
-        # Pages for jobs that wait are spoken for: without this, a stream of leases could starve them.
-        spoken_for = sum(pages_for(len(waiting.tokens) + 1, self._page_size) for waiting in self._waiting)
-        if self._room_after(held, num_new + spoken_for) < self._num_growing + len(self._waiting):
+        num_new = self._queues.pages_wanted(job) - len(held)
+        if self._queues.room_for_lease(held, num_new):
+            self._leases.open(job, held, num_new, now_s)
+        else:
             message = f"{num_new} pages wanted, {self._allocator.num_available} free or evictable, some spoken for"
             self._roster.refuse(job.router, job.submit, RefusalReason.NO_PAGES, message)
-        else:
-            self._leases.open(job, held, num_new, now_s)
 
     def _commit(self, commit: Committed, now_s: float) -> None:
         job = self._leases.take_committed(commit)
         if job is None:
             return
         job.advance(JobPhase.READY)
-        self._ready.append(job)
+        self._queues.ready.append(job)
         if commit.first_token_index != len(job.output) or not 0 <= commit.first_token < self._roster.vocab_size:
             message = f"the commit's first token {commit.first_token} at index {commit.first_token_index} is not ours"
             self._end(job, Outcome.FAILED, now_s, message=message)
@@ -215,12 +188,13 @@ class DecodeScheduler:
     def plan(self, now_s: float) -> Plan | None:
         for job_id in self._roster.deadlines.pop_expired(now_s):
             self._expire(self._roster.jobs[job_id], now_s)
-        while self._ready and len(self._running) < self._max_running:
-            self._run(self._ready.popleft(), now_s)
+        ready, running = self._queues.ready, self._queues.running
+        while ready and len(running) < self._max_running:
+            self._run(ready.popleft(), now_s)
         builder = PlanBuilder(self._page_size)
         budget = self._info.chunk_tokens
         prompts: list[DecodeJob] = []
-        for job in list(self._running.values()):
+        for job in list(running.values()):
             if job.phase is not JobPhase.RUNNING:
                 continue  # preempted or ended for the sake of an earlier one
             num_tokens = len(job.tokens)
@@ -234,7 +208,7 @@ class DecodeScheduler:
             if budget > 0 and job.phase is JobPhase.RUNNING:
                 budget -= self._add_chunk(builder, job, budget)
         while budget > 0 and self._admit_next(now_s):
-            budget -= self._add_chunk(builder, next(reversed(self._running.values())), budget)
+            budget -= self._add_chunk(builder, next(reversed(running.values())), budget)
         plan = builder.build()
         if plan is None:
             self._roster.step_idle(now_s)
@@ -249,21 +223,22 @@ class DecodeScheduler:
         job.advance(JobPhase.RUNNING)
         if job.admitted_s is None:
             job.admitted_s = now_s
-        self._running[job.id] = job
+        self._queues.running[job.id] = job
 
     def _admit_next(self, now_s: float) -> bool:
         """Start the first waiting job, if there is one and its pages are there; it never preempts."""
-        while self._waiting and len(self._running) < self._max_running:
-            job = self._waiting[0]
+        waiting = self._queues.waiting
+        while waiting and len(self._queues.running) < self._max_running:
+            job = waiting[0]
             held = self._allocator.lookup(hit_keys(job, self._page_size))
             if job.preemptions and self._is_too_far(job, len(held)):
                 self._end(job, Outcome.PREEMPTED, now_s, message="too much of it is no longer cached")
                 continue
-            num_new = pages_for(len(job.tokens) + 1, self._page_size) - len(held)
-            if self._room_after(held, num_new) < self._num_growing:
+            num_new = self._queues.pages_wanted(job) - len(held)
+            if not self._queues.room_for_waiting(held, num_new):
                 return False
             take_pages(job, held, num_new, self._allocator, self._page_size)
-            self._waiting.popleft()
+            waiting.popleft()
             self._run(job, now_s)
             if not job.started:
                 job.cached_tokens = job.num_computed
@@ -271,21 +246,12 @@ class DecodeScheduler:
             return True
         return False
 
-    @property
-    def _num_growing(self) -> int:
-        """Jobs and leases that may want one page more each."""
-        return len(self._running) + len(self._ready) + len(self._leases)
-
-    def _room_after(self, held: list[PageId], num_new: int) -> int:
-        """Pages left, free or evictable, once `held` are retained and `num_new` taken; may be negative."""
-        return self._allocator.num_available - self._allocator.count_cached(held) - num_new
-
     def _grow(self, job: DecodeJob, now_s: float) -> bool:
         """Give the job a page for its newest token; False when it cannot take part in this step."""
         while self._allocator.num_available == 0:
-            if len(self._ready) + len(self._running) == 1:
+            if len(self._queues.ready) + len(self._queues.running) == 1:
                 return False  # the only one waits: leases and quarantine end within a bounded time
-            victim = self._ready[-1] if self._ready else next(reversed(self._running.values()))
+            victim = self._queues.latest
             self._preempt(victim, now_s)
             if victim is job:
                 return False
@@ -293,9 +259,9 @@ class DecodeScheduler:
         return True
 
     def _preempt(self, job: DecodeJob, now_s: float) -> None:
-        self._leave_queue(job)
+        self._queues.leave(job)
         job.advance(JobPhase.WAITING)
-        self._waiting.appendleft(job)
+        self._queues.waiting.appendleft(job)
         release_pages(job, self._allocator)
         job.preemptions += 1
         num_held = len(self._allocator.lookup(hit_keys(job, self._page_size)))
@@ -308,9 +274,9 @@ class DecodeScheduler:
 
     def apply(self, plan: Plan, result: StepResult, now_s: float) -> None:
         self._roster.step_ended(now_s)
-        page_size = self._page_size
+        page_size, running = self._page_size, self._queues.running
         for job_id, num_new, token in zip(plan.jobs, plan.num_new, result.tokens, strict=True):
-            job = self._running.get(job_id)
+            job = running.get(job_id)
             if job is None:
                 continue
             job.num_computed += num_new
@@ -341,7 +307,7 @@ class DecodeScheduler:
     def fail(self, plan: Plan, message: str, now_s: float) -> None:
         self._roster.step_ended(now_s)
         for job_id in plan.jobs:
-            job = self._running.get(job_id)
+            job = self._queues.running.get(job_id)
             if job is not None:
                 self._end(job, Outcome.FAILED, now_s, message=message)
 
@@ -355,17 +321,6 @@ class DecodeScheduler:
         job.started = True
         self._outbox.tell(job.router, Started(job.id, job.cached_tokens, first_token))
 
-    def _leave_queue(self, job: DecodeJob) -> None:
-        match job.phase:
-            case JobPhase.WAITING:
-                self._waiting.remove(job)
-            case JobPhase.READY:
-                self._ready.remove(job)
-            case JobPhase.RUNNING:
-                del self._running[job.id]
-            case JobPhase.LEASED:
-                self._leases.close(job)
-
     def _end(
         self,
         job: DecodeJob,
@@ -376,7 +331,7 @@ class DecodeScheduler:
         message: str = "",
     ) -> None:
         """The one end of a job, from any phase."""
-        self._leave_queue(job)
+        self._queues.leave(job)
         release_pages(job, self._allocator)
         self._roster.remove(job)
         self._outbox.ended(
@@ -389,12 +344,13 @@ class DecodeScheduler:
         return self._roster.take_events()
 
     def load(self, now_s: float) -> LoadReport:
+        queues = self._queues
         return self._roster.load(
             now_s,
-            running=len(self._running),
-            waiting=len(self._waiting) + len(self._ready),
+            running=len(queues.running),
+            waiting=len(queues.waiting) + len(queues.ready),
             leases=len(self._leases),
-            uncomputed=[*self._waiting, *(job for job in self._running.values() if job.first_token_s is None)],
+            uncomputed=[*queues.waiting, *(job for job in queues.running.values() if job.first_token_s is None)],
         )
 
     def snapshot(self) -> PrefixSnapshot:
@@ -418,20 +374,5 @@ class DecodeScheduler:
 
     def check_integrity(self) -> None:
         self._allocator.check_integrity()
-        by_phase = {
-            JobPhase.WAITING: list(self._waiting),
-            JobPhase.READY: list(self._ready),
-            JobPhase.RUNNING: list(self._running.values()),
-            JobPhase.LEASED: self._leases.jobs(),
-        }
-        held: dict[int, int] = {}
-        for phase, jobs in by_phase.items():
-            for job in jobs:
-                assert job.phase is phase, f"job {job.id} is {job.phase} in the queue for {phase}"
-                assert self._roster.jobs.get(job.id) is job, f"job {job.id} is queued, but gone"
-                assert (phase is JobPhase.LEASED) == bool(job.leased_pages), f"{phase} job {job.id}, leased pages"
-                for page in job.pages:
-                    held[page] = held.get(page, 0) + 1
-        assert sum(map(len, by_phase.values())) == len(self._roster.jobs), "a job is in no queue, or in two"
-        self._allocator.check_references(held)
+        self._queues.check_integrity()
         self._leases.check_integrity()

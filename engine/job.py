@@ -16,9 +16,11 @@ chunked prefill, prefix hits, decode and local prefill. When it has caught up, t
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Self
 
 from twostroke.cluster.core.errors import InternalError
 from twostroke.cluster.core.ids import Incarnation, JobId, PageId, PrefixKey
+from twostroke.cluster.core.layout import PageLayout
 from twostroke.cluster.core.messages import Submit
 from twostroke.cluster.core.prefix import child_key, max_hit_pages, page_keys, root_key
 from twostroke.engine.page_allocator import PageAllocator
@@ -69,6 +71,22 @@ class Job:
     computed_tokens: int = 0
     admitted_s: float | None = None
     first_token_s: float | None = None
+
+    @classmethod
+    def of(cls, submit: Submit, router: Incarnation, layout: PageLayout, phase: JobPhase, now_s: float) -> Self:
+        """A job as its Submit begins it, without pages."""
+        root, keys = prompt_keys(submit, layout.model_fingerprint, layout.page_size)
+        return cls(
+            router=router,
+            submit=submit,
+            tokens=[*submit.prompt, *submit.delivered],
+            output=list(submit.delivered),
+            root=root,
+            keys=keys,
+            submitted_s=now_s,
+            deadline_s=now_s + submit.time_left_s,
+            phase=phase,
+        )
 
     def __post_init__(self) -> None:
         self.sample = SampleInput(self.submit.sampling, self.submit.prompt, self.output)

@@ -7,9 +7,9 @@ from typing import Generic, TypeVar
 from twostroke.cluster.core.events import PrefixSnapshot
 from twostroke.cluster.core.ids import Incarnation, JobId
 from twostroke.cluster.core.messages import LoadReport, RefusalReason, Refused, Submit, WorkerInfo
-from twostroke.engine.commands import Event
+from twostroke.engine.commands import Command, Drain, Event, Snapshot, SnapshotTaken
 from twostroke.engine.deadlines import Deadlines
-from twostroke.engine.job import Job, find_fault
+from twostroke.engine.job import Job, find_fault, pages_for
 from twostroke.engine.outbox import Outbox
 from twostroke.engine.page_allocator import PageAllocator
 
@@ -64,6 +64,26 @@ class Roster(Generic[J]):
             return RefusalReason.DRAINING, "this worker drains"
         fault = find_fault(submit, self.vocab_size)
         return None if fault is None else (RefusalReason.BAD_SUBMIT, fault)
+
+    def find_too_large(self, num_tokens: int) -> tuple[RefusalReason, str] | None:
+        """Why a job that comes to `num_tokens` could never fit, or None."""
+        num_pages = pages_for(num_tokens, self.page_size)
+        if num_tokens <= self.info.max_context and num_pages <= self.info.num_pages:
+            return None
+        return RefusalReason.TOO_LARGE, (
+            f"{num_tokens} tokens in {num_pages} pages; this worker takes {self.info.max_context} tokens "
+            f"and has {self.info.num_pages} pages"
+        )
+
+    def handle(self, command: Command) -> None:
+        """What every role does with a command that is not the role's own."""
+        match command:
+            case Drain():
+                self.draining = True
+            case Snapshot(number):
+                self.outbox.event(SnapshotTaken(number, self.snapshot()))
+            case _:
+                self.ignored[type(command).__name__] += 1
 
     def step_idle(self, now_s: float) -> None:
         """There was nothing to compute: the age of the last step starts anew."""

@@ -35,7 +35,6 @@ from twostroke.cluster.core.messages import (
 from twostroke.cluster.core.sampling import FinishReason
 from twostroke.engine.commands import (
     Command,
-    Drain,
     Event,
     FromRouter,
     PagesReady,
@@ -43,8 +42,6 @@ from twostroke.engine.commands import (
     RouterGone,
     ShipmentDropped,
     ShipmentEnded,
-    Snapshot,
-    SnapshotTaken,
 )
 from twostroke.engine.job import (
     Job,
@@ -53,7 +50,6 @@ from twostroke.engine.job import (
     hit_keys,
     name_filled_pages,
     pages_for,
-    prompt_keys,
     release_pages,
     take_pages,
 )
@@ -106,31 +102,16 @@ class PrefillScheduler:
                 self._outbox.forget(router)
             case ShipmentEnded():
                 self._shipment_ended(command, now_s)
-            case Drain():
-                self._roster.draining = True
-            case Snapshot(number):
-                self._outbox.event(SnapshotTaken(number, self._roster.snapshot()))
             case _:
-                self._roster.ignored[type(command).__name__] += 1
+                self._roster.handle(command)
 
     def _submit(self, router: Incarnation, submit: Submit, now_s: float) -> None:
         refusal = self._find_refusal(submit)
         if refusal is not None:
             self._roster.refuse(router, submit, *refusal)
             return
-        root, keys = prompt_keys(submit, self._info.layout.model_fingerprint, self._roster.page_size)
-        job = PrefillJob(
-            router=router,
-            submit=submit,
-            tokens=[*submit.prompt, *submit.delivered],
-            output=list(submit.delivered),
-            root=root,
-            keys=keys,
-            submitted_s=now_s,
-            deadline_s=now_s + submit.time_left_s,
-            phase=JobPhase.WAITING,
-            num_announced=submit.lease.num_held if submit.lease else 0,
-        )
+        job = PrefillJob.of(submit, router, self._info.layout, JobPhase.WAITING, now_s)
+        job.num_announced = submit.lease.num_held if submit.lease else 0
         self._roster.add(job)
         self._waiting.append(job)
 
@@ -145,12 +126,9 @@ class PrefillScheduler:
         if refusal is not None:
             return refusal
         num_tokens = len(submit.prompt) + len(submit.delivered)
-        num_pages = pages_for(num_tokens, self._roster.page_size)
-        if num_tokens > self._info.max_context or num_pages > self._info.num_pages:
-            return RefusalReason.TOO_LARGE, (
-                f"{num_tokens} tokens in {num_pages} pages; this worker takes {self._info.max_context} tokens "
-                f"and has {self._info.num_pages} pages"
-            )
+        refusal = self._roster.find_too_large(num_tokens)
+        if refusal is not None:
+            return refusal
         if submit.lease is None:
             if submit.sampling.max_tokens > len(submit.delivered) + 1:
                 return RefusalReason.BAD_SUBMIT, "more than one token is to go, and there is no lease"
@@ -159,6 +137,7 @@ class PrefillScheduler:
                 check_compatible(self._info.layout, submit.lease.layout)
             except LayoutMismatch as error:
                 return RefusalReason.LAYOUT, error.message
+            num_pages = pages_for(num_tokens, self._roster.page_size)
             if submit.lease.num_pages != num_pages:
                 return RefusalReason.BAD_SUBMIT, f"a lease of {submit.lease.num_pages} pages for {num_pages}"
         if len(self._waiting) >= self._limits.max_waiting:

@@ -415,7 +415,7 @@ def preempted(bench: Bench) -> None:
     """In the queue again, after it was out of pages."""
     running(bench)
     scheduler = bench.scheduler
-    scheduler._preempt(scheduler._running[job_id()], bench.now_s)  # type: ignore[attr-defined]
+    scheduler._preempt(scheduler._queues.running[job_id()], bench.now_s)  # type: ignore[attr-defined]
 
 
 def ended(bench: Bench) -> None:
