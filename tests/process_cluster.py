@@ -24,19 +24,22 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import httpx
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.children import child_environment
 from tests.redis_server import RedisServer
-from twostroke.cluster.attach import connect
+from twostroke.cluster.attach import check, connect
 from twostroke.cluster.config import FAKE_VOCAB_SIZE
 from twostroke.cluster.core.ids import new_incarnation
 from twostroke.cluster.core.link import WorkerLink
-from twostroke.cluster.core.messages import LoadReport, WorkerMessage
+from twostroke.cluster.core.messages import LoadReport, WorkerCheck, WorkerMessage
 from twostroke.cluster.core.random import choice_seed
 from twostroke.cluster.core.sampling import SamplingParams
 from twostroke.cluster.wire.channel import open_channel
+from twostroke.cluster.wire.status import from_rpc
 from twostroke.engine.fake_executor import golden
 from twostroke.proto.v1 import inference_pb2 as pb
 from twostroke.proto.v1.inference_pb2_grpc import InferenceStub
@@ -53,6 +56,8 @@ class Answer:
     finished: pb.Finished | None = None
     error: grpc.StatusCode | None = None
     message: str = ""
+    reason: str = ""
+    """The stable code of our own errors."""
     duration_s: float = 0.0
 
 
@@ -74,26 +79,34 @@ class _Child:
     ready: dict[str, Any]
 
 
-class _Loads:
-    """A `LinkListener` that keeps the last load report."""
+class Watch:
+    """A `LinkListener` that keeps the last load report of one worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.load: LoadReport | None = None
-        self.news = asyncio.Event()
+        self._news = asyncio.Event()
 
     def on_messages(self, link: WorkerLink, messages: Sequence[WorkerMessage]) -> None:
         for message in messages:
             if isinstance(message, LoadReport):
                 self.load = message
-                self.news.set()
+                self._news.set()
 
     def on_lost(self, link: WorkerLink, reason: str) -> None:
-        self.news.set()
+        self._news.set()
 
-    @property
-    def at_rest(self) -> bool:
-        load = self.load
-        return load is not None and load.ledger.at_rest and load.running == load.waiting == load.leases == 0
+    async def until(self, condition: Callable[[LoadReport], bool], timeout_s: float = 30.0) -> LoadReport:
+        """The first report that fulfils it, from now on; the caller goes on in the turn of the loop that brought it."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    self._news.clear()
+                    await self._news.wait()
+                    if self.load is not None and condition(self.load):
+                        return self.load
+        except TimeoutError:
+            raise AssertionError(f"{self.name} did not come to what was waited for: {self.load}") from None
 
 
 class ProcessCluster:
@@ -102,10 +115,21 @@ class ProcessCluster:
     def __init__(self, directory: Path, redis: RedisServer, config: dict[str, Any]) -> None:
         self.redis = redis
         self._directory = directory
+        self._num_pages: int = config["pages"]["num_pages"]
         self._config_path = directory / "cluster.yaml"
         self._config_path.write_text(yaml.safe_dump(config))
         self._children: dict[str, _Child] = {}
         self._channel: grpc.aio.Channel | None = None
+        self._http: httpx.AsyncClient | None = None
+
+    @property
+    def http(self) -> httpx.AsyncClient:
+        """Of the router."""
+        if self._http is None:
+            address = self._children["router"].ready["http"]
+            limits = httpx.Limits(max_connections=None)
+            self._http = httpx.AsyncClient(base_url=f"http://{address}", timeout=60, limits=limits, trust_env=False)
+        return self._http
 
     @property
     def stub(self) -> InferenceStub:
@@ -153,16 +177,18 @@ class ProcessCluster:
                 line += part
         child.ready = json.loads(line)
         if name == "router":
-            await self._drop_channel()
+            await self._drop_clients()
 
     def kill(self, name: str) -> None:
         self.signal(name, signal.SIGKILL)
-        child = self._children[name]
-        child.process.wait(10)
-        child.pipe.close()
 
     def signal(self, name: str, number: signal.Signals) -> None:
+        """To the process itself, not to a keeper. Of a killed one nothing is left afterwards."""
         os.kill(self.pid(name), number)
+        if number is signal.SIGKILL:
+            child = self._children[name]
+            child.process.wait(10)
+            child.pipe.close()
 
     async def model_info(self) -> pb.ModelInfo:
         return await self.stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=5)
@@ -201,39 +227,71 @@ class ProcessCluster:
                 if leave_after is not None and len(answer.tokens) >= leave_after:
                     break
         except grpc.aio.AioRpcError as error:
-            answer.error, answer.message = error.code(), error.details() or ""
+            answer.error, answer.message, answer.reason = error.code(), error.details() or "", from_rpc(error).code
         finally:
             call.cancel()
         answer.duration_s = clock() - begin
         return answer
 
+    async def metric(self, name: str, **labels: str) -> float:
+        """Sum of the router's samples with these labels."""
+        answer = await self.http.get("/metrics", timeout=10)
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(answer.text)
+            for sample in family.samples
+            if sample.name == f"twostroke_{name}" and labels.items() <= sample.labels.items()
+        )
+
+    async def until_metric(self, name: str, least: float, timeout_s: float = 30.0, **labels: str) -> None:
+        """Until the router counts at least so much."""
+        value = 0.0
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (value := await self.metric(name, **labels)) < least:  # noqa: ASYNC110 - it is another process
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"{name} {labels} is {value}, not {least}") from None
+
+    def request_lines(self) -> list[dict[str, Any]]:
+        """The router's log lines about requests, of all of its lives."""
+        lines = (self._directory / "router.log").read_text(errors="replace").splitlines()
+        records = [json.loads(line) for line in lines if line.startswith("{")]
+        return [record for record in records if record.get("event") == "request"]
+
+    @asynccontextmanager
+    async def watching(self, name: str) -> AsyncIterator[Watch]:
+        """Attached to a worker as one more router that submits nothing."""
+        watch = Watch(name)
+        link = await connect(self.address(name), new_incarnation(), watch)
+        try:
+            yield watch
+        finally:
+            link.close("enough was seen")
+            await link.wait_closed()
+
     async def at_rest(self, *names: str, timeout_s: float = 15.0) -> None:
-        """Until the ledgers of the named workers (default: all) are at rest and their health is SERVING."""
+        """Until the named workers (default: all) hold nothing for anybody; their books agree, and they serve."""
         await asyncio.gather(*(self._at_rest(name, timeout_s) for name in names or self.workers))
 
     async def _at_rest(self, name: str, timeout_s: float) -> None:
-        await self._until_load(name, lambda loads: loads.at_rest, timeout_s)
+        seen: WorkerCheck | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (seen := await check(self.address(name))).at_rest:
+                    assert not seen.fault, f"{name}: {seen}"
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise AssertionError(f"{name} does not come to rest: {seen}") from None
+        assert seen.load.ledger.total == self._num_pages, seen
         async with open_channel(self.address(name)) as channel:
             health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
         assert health.status == health_pb2.HealthCheckResponse.SERVING, name
 
     async def at_work(self, name: str) -> None:
         """Until jobs run on this worker."""
-        await self._until_load(name, lambda loads: loads.load is not None and loads.load.running > 0, 15.0)
-
-    async def _until_load(self, name: str, condition: Callable[[_Loads], bool], timeout_s: float) -> None:
-        loads = _Loads()
-        link = await connect(self.address(name), new_incarnation(), loads)
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not condition(loads):
-                    loads.news.clear()
-                    await loads.news.wait()
-        except TimeoutError:
-            raise AssertionError(f"{name} does not come to it: {loads.load}") from None
-        finally:
-            link.close("the load was read")
-            await link.wait_closed()
+        async with self.watching(name) as watch:
+            await watch.until(lambda load: load.running > 0)
 
     async def leave(self, name: str) -> int:
         """SIGTERM, then wait for its end; returns the exit code."""
@@ -241,17 +299,20 @@ class ProcessCluster:
         return await asyncio.to_thread(self._children[name].process.wait, 30)
 
     async def close(self) -> None:
-        await self._drop_channel()
+        await self._drop_clients()
         for child in self._children.values():
             if child.process.poll() is None:
                 child.process.kill()
             child.process.wait(10)
             child.pipe.close()
 
-    async def _drop_channel(self) -> None:
+    async def _drop_clients(self) -> None:
         if self._channel is not None:
             await self._channel.close()
             self._channel = None
+        if self._http is not None:
+            await self._http.aclose()
+            self._http = None
 
     def print_logs(self) -> None:
         for path in sorted(self._directory.glob("*.log")):
