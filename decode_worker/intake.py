@@ -3,16 +3,18 @@
 Life of a lease here (the engine thread opens and closes; transport threads write and commit):
 
     1. open(lease)             all pages missing; writers must show lease id, epoch and nonce
-    2. begin(write)            missing | verified -> writing; the pages are pinned by a ticket
+    2. begin(write)            missing | verified -> writing; the pages are claimed by a ticket, the bytes are coming
+       land(ticket)            the bytes are all here and are written to the pages
     3. end(ticket, verified)   writing -> verified, or back to missing; a verified end touches the lease
     4. commit(...)             all verified and nothing under way -> committed; `on_committed` hands the job over.
                                From here on nobody may write. An equal commit is acknowledged again.
-    5. open(higher epoch)      a renewal: every page is missing again, older writers are refused; `on_renewed`. A page
-                               that an older writer is still writing cannot be begun until that write ends. A commit
-                               that came first stands: the renewal changes nothing and is not announced, so nobody
-                               gets credentials that would be refused.
-    6. close(lease, committed) forgotten. If uncommitted, `on_released` follows once no write is under way, exactly
-                               once: until then the pages are quarantined, since bytes may still land in them.
+    5. open(higher epoch)      a renewal: every page is missing again, older writers are refused; `on_renewed`. An older
+                               write that has not landed may not any more; a page on which one is landing cannot be
+                               begun until that write ends. A commit that came first stands: the renewal changes
+                               nothing and is not announced, so nobody gets credentials that would be refused.
+    6. close(lease, committed) nothing may land any more. If uncommitted, `on_released` follows once no write is
+                               landing, exactly once: until then the pages are quarantined. Forgotten with the end
+                               of the last write under way.
 
 The book counts writes; it never moves bytes. Its lock covers dictionary work only and is not held in callbacks.
 """
@@ -45,11 +47,15 @@ class _Record:
     states: bytearray
     """One of MISSING, WRITING, VERIFIED for each page of the lease."""
     writes: dict[int, WriteTicket] = field(default_factory=dict)
+    landing: set[int] = field(default_factory=set)
+    """Tickets whose bytes are being written to the pages."""
     committed: CommitRequest | None = None
     aborted: str | None = None
     """Why the writer of the present epoch gave up; it may not come back."""
     touched_at_s: float = float("-inf")
     closed: bool = False
+    unreleased: bool = False
+    """Closed uncommitted, and `on_released` is still to come."""
 
 
 class _Remembered(NamedTuple):
@@ -119,8 +125,8 @@ class LeaseBook:
             record.lease = lease
             record.aborted = None
             record.states = bytearray(len(record.states))
-            for ticket in record.writes.values():
-                _mark(record, ticket.write, WRITING)
+            for number in record.landing:
+                _mark(record, record.writes[number].write, WRITING)
         self._on_renewed(LeaseRenewed(lease.lease_id, lease.epoch))
 
     def close(self, lease_id: LeaseId, committed: bool) -> None:
@@ -133,11 +139,9 @@ class LeaseBook:
                 raise InternalError(f"lease {lease_id} is not open")
             if committed and record.committed is None:
                 raise InternalError(f"lease {lease_id} was never committed")
-            record.closed = True
-            if record.writes:
-                return
-            del self._records[lease_id]
-        if not committed:
+            record.closed, record.unreleased = True, not committed
+            released = self._settle(record)
+        if released:
             self._on_released(lease_id)
 
     # ---------------------------------------------------------------------------- the transports' side
@@ -160,6 +164,16 @@ class LeaseBook:
             record.writes[ticket.number] = ticket
             return ticket
 
+    def land(self, ticket: WriteTicket) -> None:
+        """See `Intake.land`. Raises InternalError when the ticket was ended before."""
+        write = ticket.write
+        with self._lock:
+            record = self._records.get(write.lease_id)
+            if record is None or ticket.number not in record.writes:
+                raise InternalError(f"lease {write.lease_id}: write {ticket.number} was already ended")
+            self._writable(write.lease_id, write.epoch, write.nonce)
+            record.landing.add(ticket.number)
+
     def end(self, ticket: WriteTicket, verified: bool) -> None:
         """See `Intake.end`. Raises InternalError when the ticket was ended before."""
         lease_id = ticket.write.lease_id
@@ -168,10 +182,11 @@ class LeaseBook:
             if record is None or record.writes.pop(ticket.number, None) is None:
                 raise InternalError(f"lease {lease_id}: write {ticket.number} was already ended")
             current = ticket.write.epoch == record.lease.epoch
-            _mark(record, ticket.write, VERIFIED if verified and current else MISSING)
-            released = record.closed and not record.writes
-            if released:
-                del self._records[lease_id]
+            if current or ticket.number in record.landing:
+                # Else the pages may be another writer's by now.
+                _mark(record, ticket.write, VERIFIED if verified and current else MISSING)
+            record.landing.discard(ticket.number)
+            released = self._settle(record)
             touched = verified and current and not record.closed and self._touch(record)
         if released:
             self._on_released(lease_id)
@@ -211,6 +226,17 @@ class LeaseBook:
             self._writable(lease_id, epoch, nonce).aborted = reason
 
     # ------------------------------------------------------------------------------------------ helpers
+
+    def _settle(self, record: _Record) -> bool:
+        """Forget a closed lease without writes; whether its release is due. Lock held."""
+        if not record.closed:
+            return False
+        if not record.writes:
+            del self._records[record.lease.lease_id]
+        if record.landing or not record.unreleased:
+            return False
+        record.unreleased = False
+        return True
 
     def _writable(self, lease_id: LeaseId, epoch: int, nonce: bytes) -> _Record:
         """The open record that these credentials may write to. Lock held. Raises TransferFailed."""

@@ -2,7 +2,8 @@
 
     prefill side                                   decode side
     Transport.open(lease) -> Shipment              Intake (the lease book; owned by the decode worker)
-    Shipment.push(first, pages)  ----- data ---->  intake.begin(write) -> pages; memory.write; intake.end(ticket)
+    Shipment.push(first, pages)  ----- data ---->  intake.begin(write) -> pages; received into a buffer;
+                                                   intake.land(ticket); memory.write; intake.end(ticket)
     Shipment.commit(token) ----------- commit -->  intake.commit(...)  -> Ack, or TransferFailed
     Shipment.abort(reason) ----------- abort --->  intake.abort(lease, epoch)
 
@@ -41,7 +42,7 @@ class PageWrite:
 
 @dataclass(frozen=True, slots=True)
 class WriteTicket:
-    """A write under way. Its pages are neither read nor freed before `Intake.end(ticket)`."""
+    """A write under way. Once it lands, its pages are neither read nor freed before `Intake.end(ticket)`."""
 
     write: PageWrite
     pages: tuple[PageId, ...]
@@ -82,7 +83,15 @@ class Intake(Protocol):
     def layout(self) -> PageLayout: ...
 
     def begin(self, write: PageWrite) -> WriteTicket:
-        """Pin the target pages. Every `begin` is followed by exactly one `end`, whatever happens between."""
+        """Claim the target pages. Every `begin` is followed by exactly one `end`, whatever happens between."""
+        ...
+
+    def land(self, ticket: WriteTicket) -> None:
+        """All bytes are here, in memory of our own: from now to `end` they may be written to the ticket's pages.
+
+        Raises TransferFailed when the lease ended or was renewed since `begin`: then nothing may be written. So a
+        writer that froze in the middle of its bytes holds up neither the next writer nor the end of the lease.
+        """
         ...
 
     def end(self, ticket: WriteTicket, verified: bool) -> None:

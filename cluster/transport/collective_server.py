@@ -170,6 +170,7 @@ class CollectiveServicer(kv_transfer_pb2_grpc.KvCollectiveServicer):
             if done.seq != seq:
                 raise TransferFailed(f"done with {done.seq} where {seq} was due")
             try:
+                self._intake.land(ticket)
                 # To the end, also when the stream breaks: the pool is being written.
                 await thread.finish(group.land, ticket.pages, list(done.checksums))
             except TransferFailed as error:

@@ -121,6 +121,7 @@ def _land(receiver: Receiver, ticket: WriteTicket, data: bytearray, checksums: S
         for index, expected in enumerate(checksums):
             if zlib.crc32(view[index * size : (index + 1) * size]) != expected:
                 raise TransferFailed(f"page {index} of the push arrived damaged")
+        receiver.intake.land(ticket)
         receiver.memory.write(ticket.pages, view)
         verified = True
     finally:

@@ -2,7 +2,7 @@
 
 A push is received whole (at most `MAX_PUSH_BYTES`, `MAX_PUSHES` at a time), its checksums are compared in a
 thread, and only then are the bytes written to the pool: a damaged or torn push never touches a page. The intake's
-`begin` comes before the write and its `end` after it, whatever happens between.
+`begin` comes with the header, `land` with the last byte, `end` after the write, whatever happens between.
 """
 
 import asyncio
@@ -82,6 +82,7 @@ class TransferServicer(kv_transfer_pb2_grpc.KvTransferServicer):
                 data += part.data
             if len(data) != size:
                 raise TransferFailed(f"{len(data)} of the {size} bytes that the header names")
+            self._intake.land(ticket)
             await in_thread(_store, self._memory, ticket.pages, data, checksums)
             verified = True
         finally:

@@ -312,6 +312,34 @@ async def offer_raw(address: str, lease: Lease, wrong_sum_of: int) -> str:
     return str(reply.refused.reason)
 
 
+async def test_a_writer_frozen_in_its_bytes_holds_up_neither_the_next_one_nor_the_end() -> None:
+    side = DecodeSide()
+    pair = Pair("grpc")
+    stop = await pair.serve(side)
+    lease = pair.lease(side, [1, 2])
+    header = pb.PushHeader(writer=writer_of(lease), first=0, checksums=[0, 0])
+    async with open_channel(pair.address) as channel:
+        frozen = KvTransferStub(channel).Push(timeout=30)  # type: ignore[no-untyped-call]
+        await frozen.write(pb.PushPart(header=header))
+        await frozen.write(pb.PushPart(data=bytes(64)))
+        await until(lambda: side.book.num_writes == 1)
+
+        newer = renewed(lease)
+        side.book.open(newer)
+        await ship(await pair.sender().open(newer), 2)
+        assert_arrived(side, newer, ids(0, 1))
+        side.book.close(lease.lease_id, committed=True)
+
+        await frozen.write(pb.PushPart(data=bytes(64)))
+        await frozen.done_writing()
+        assert await frozen.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert_arrived(side, newer, ids(0, 1))
+    side.assert_at_rest()
+    for closer in pair.closers:
+        await run(closer)
+    await run(stop)
+
+
 @pytest.mark.parametrize("sizes", [[], [64], [64, 63], [64, 64, 1], [200]])
 async def test_lost_and_repeated_parts_of_a_grpc_push_are_refused(sizes: list[int]) -> None:
     side = DecodeSide()

@@ -21,6 +21,7 @@ class LeaseBookMachine(RuleBasedStateMachine):
         self.side.book.open(self.lease)
         self.verified: set[int] = set()
         self.writes: list[WriteTicket] = []
+        self.landing: list[WriteTicket] = []
         self.committed = False
         self.closed = False
 
@@ -28,6 +29,7 @@ class LeaseBookMachine(RuleBasedStateMachine):
         return {
             page
             for ticket in self.writes
+            if ticket in self.landing or ticket.write.epoch == self.lease.epoch
             for page in range(ticket.write.first, ticket.write.first + ticket.write.count)
         }
 
@@ -55,9 +57,26 @@ class LeaseBookMachine(RuleBasedStateMachine):
         self.writes.append(ticket)
 
     @precondition(lambda self: self.writes)
-    @rule(index=st.integers(0, 10), verified=st.booleans())
-    def end(self, index: int, verified: bool) -> None:
+    @rule(index=st.integers(0, 10))
+    def land(self, index: int) -> None:
+        ticket = self.writes[index % len(self.writes)]
+        legal = not self.closed and ticket.write.epoch == self.lease.epoch
+        try:
+            self.side.book.land(ticket)
+        except TransferFailed:
+            assert not legal
+            return
+        assert legal
+        if ticket not in self.landing:
+            self.landing.append(ticket)
+
+    @precondition(lambda self: self.writes)
+    @rule(index=st.integers(0, 10), landed=st.booleans())
+    def end(self, index: int, landed: bool) -> None:
         ticket = self.writes.pop(index % len(self.writes))
+        verified = landed and ticket in self.landing
+        if ticket in self.landing:
+            self.landing.remove(ticket)
         self.side.book.end(ticket, verified)
         if verified and ticket.write.epoch == self.lease.epoch:
             self.verified |= set(range(ticket.write.first, ticket.write.first + ticket.write.count))
@@ -89,9 +108,10 @@ class LeaseBookMachine(RuleBasedStateMachine):
     @invariant()
     def told_the_engine_exactly_once(self) -> None:
         assert len(self.side.committed) == int(self.committed)
-        over = self.closed and not self.committed and not self.writes
+        over = self.closed and not self.committed and not self.landing
         assert len(self.side.released) == int(over)
         assert self.side.book.num_writes == len(self.writes)
+        assert self.side.book.num_open == int(not self.closed or bool(self.writes))
 
     def teardown(self) -> None:
         if not self.closed:

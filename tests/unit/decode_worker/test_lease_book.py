@@ -19,7 +19,9 @@ def opened(pages: list[int]) -> tuple[DecodeSide, Lease]:
 
 
 def write(side: DecodeSide, lease: Lease, first: int, count: int, verified: bool = True) -> None:
-    side.book.end(side.book.begin(write_of(lease, first, count)), verified)
+    ticket = side.book.begin(write_of(lease, first, count))
+    side.book.land(ticket)
+    side.book.end(ticket, verified)
 
 
 def test_a_whole_transfer_hands_the_job_over_once() -> None:
@@ -131,9 +133,10 @@ def test_a_renewal_discards_everything_and_refuses_the_old_writer() -> None:
     assert [event.epoch for event in side.committed] == [1]
 
 
-def test_an_old_write_under_way_blocks_its_pages_and_verifies_nothing() -> None:
+def test_an_old_write_that_lands_blocks_its_pages_and_verifies_nothing() -> None:
     side, lease = opened([0, 1])
     stuck = side.book.begin(write_of(lease, 0, 1))
+    side.book.land(stuck)
     newer = renewed(lease)
     side.book.open(newer)
 
@@ -145,6 +148,40 @@ def test_an_old_write_under_way_blocks_its_pages_and_verifies_nothing() -> None:
         side.book.commit(commit_of(newer))
     write(side, newer, 0, 1)
     side.book.commit(commit_of(newer))
+
+
+def test_an_old_write_that_has_not_landed_holds_nobody_up() -> None:
+    """Its writer froze in the middle of its bytes and may wake at any time."""
+    side, lease = opened([0, 1])
+    frozen = side.book.begin(write_of(lease, 0, 2))
+    newer = renewed(lease)
+    side.book.open(newer)
+    with pytest.raises(TransferFailed, match="epoch 0, the lease is at 1"):
+        side.book.land(frozen)
+
+    write(side, newer, 0, 2)
+    side.book.end(frozen, verified=False)  # takes nothing back that is another's
+    side.book.commit(commit_of(newer))
+    side.book.close(lease.lease_id, committed=True)
+    side.assert_at_rest()
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_lease_ends_though_a_frozen_writer_never_did(committed: bool) -> None:
+    side, lease = opened([0])
+    frozen = side.book.begin(write_of(lease, 0, 1))
+    newer = renewed(lease)
+    side.book.open(newer)
+    if committed:
+        write(side, newer, 0, 1)
+        side.book.commit(commit_of(newer))
+    side.book.close(lease.lease_id, committed)
+    assert side.released == ([] if committed else [lease.lease_id])
+    with pytest.raises(TransferFailed, match="ended"):
+        side.book.land(frozen)
+    side.book.end(frozen, verified=False)
+    assert side.released == ([] if committed else [lease.lease_id])
+    side.assert_at_rest()
 
 
 def test_a_commit_that_came_before_the_renewal_stands() -> None:
@@ -160,10 +197,12 @@ def test_a_commit_that_came_before_the_renewal_stands() -> None:
     side.assert_at_rest()
 
 
-def test_an_uncommitted_end_waits_for_the_last_write() -> None:
+def test_an_uncommitted_end_waits_for_the_last_write_that_lands() -> None:
     side, lease = opened([0, 1])
     first = side.book.begin(write_of(lease, 0, 1))
     second = side.book.begin(write_of(lease, 1, 1))
+    side.book.land(first)
+    side.book.land(second)
     side.book.close(lease.lease_id, committed=False)
     with pytest.raises(TransferFailed, match="ended"):
         side.book.begin(write_of(lease, 0, 0))
@@ -218,8 +257,9 @@ def test_engine_mistakes_are_internal_errors() -> None:
     with pytest.raises(InternalError, match="page_size"):
         side.book.open(make_lease([0], layout=make_layout(128)))
     side.book.end(ticket, verified=True)
-    with pytest.raises(InternalError, match="already ended"):
-        side.book.end(ticket, verified=True)
+    for again in (lambda: side.book.end(ticket, verified=True), lambda: side.book.land(ticket)):
+        with pytest.raises(InternalError, match="already ended"):
+            again()
     side.book.close(lease.lease_id, committed=False)
     with pytest.raises(InternalError, match="not open"):
         side.book.close(lease.lease_id, committed=False)
