@@ -6,6 +6,7 @@ After a wanted change: TWOSTROKE_UPDATE_GOLDEN=1 pytest tests/helm, then read th
 import copy
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,13 +18,17 @@ import helm_python
 import kubernetes_validate
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
 from twostroke.cluster.config import Config, parse_config
+from twostroke.cluster.telemetry.metrics import RouterMetrics, WorkerMetrics
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "twostroke"
 GOLDEN = Path(__file__).parent / "golden"
 KUBERNETES = "1.30.0"
+CUSTOM = {"RayCluster", "ServiceMonitor", "PodMonitor", "PrometheusRule"}
+"""Kinds whose schemas are not here."""
 Manifest = dict[str, Any]
 
 GPU_POOL = {
@@ -46,6 +51,9 @@ PROFILES: dict[str, dict[str, Any]] = {
         "pages": {"numPages": 20000},
         "redis": {"persistence": {"enabled": True}},
         "config": {"transfer": {"transports": ["collective", "grpc"]}, "decode": {"max_running": 512}},
+    },
+    "monitoring": {
+        "monitoring": {"enabled": True, "labels": {"release": "prometheus"}, "dashboard": {"enabled": True}}
     },
 }
 profiles = pytest.mark.parametrize("profile", PROFILES)
@@ -102,7 +110,7 @@ def pod_templates(objects: list[Manifest]) -> dict[str, Manifest]:
 
 
 def config_of(objects: list[Manifest]) -> Config:
-    return parse_config(yaml.safe_load(one(objects, "ConfigMap")["data"]["config.yaml"]))
+    return parse_config(yaml.safe_load(one(objects, "ConfigMap", "-twostroke")["data"]["config.yaml"]))
 
 
 @profiles
@@ -124,7 +132,7 @@ def test_manifests_are_the_golden_ones(profile: str) -> None:
 @profiles
 def test_core_objects_obey_the_kubernetes_schema(profile: str) -> None:
     for item in manifests(profile):
-        if item["kind"] != "RayCluster":
+        if item["kind"] not in CUSTOM:
             kubernetes_validate.validate(item, KUBERNETES, strict=True)
 
 
@@ -310,6 +318,50 @@ def test_a_worker_pod_ends_when_its_role_process_has_drained() -> None:
     assert pod.returncode == 0
 
 
+def test_monitors_find_the_ports_that_serve_metrics() -> None:
+    objects = manifests("monitoring")
+    templates = pod_templates(objects)
+    assert not [item for item in manifests("default") if item["kind"] in CUSTOM - {"RayCluster"}]
+
+    spec = one(objects, "ServiceMonitor")["spec"]
+    service = one(objects, "Service", "-router")
+    assert spec["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert spec["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
+
+    spec = one(objects, "PodMonitor")["spec"]
+    (chosen,) = spec["selector"]["matchExpressions"]
+    assert chosen["values"] == ["prefill", "decode"]
+    for component in chosen["values"]:
+        labels = templates[component]["metadata"]["labels"]
+        assert spec["selector"]["matchLabels"].items() <= labels.items()
+        assert labels[chosen["key"]] == component
+        (container,) = templates[component]["spec"]["containers"]
+        (port,) = container["ports"]
+        assert port["name"] == spec["podMetricsEndpoints"][0]["port"]
+        assert port["containerPort"] == config_of(objects).telemetry.metrics_port
+    assert config_of(manifests("default")).telemetry.metrics_port == 0
+
+
+def test_dashboard_and_alerts_ask_for_metrics_and_labels_that_exist() -> None:
+    objects = manifests("monitoring")
+    registries = CollectorRegistry(), CollectorRegistry()
+    RouterMetrics(registries[0], "model")
+    WorkerMetrics(registries[1], "model", "decode-0")
+    known = {metric.name: metric for registry in registries for metric in registry.collect()}
+    dashboard = json.loads(one(objects, "ConfigMap", "-dashboard")["data"]["twostroke.json"])
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries += [rule["expr"] for group in one(objects, "PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+    assert len(queries) > 20
+    for query in queries:
+        names = re.findall(r"twostroke_[a-z0-9_]+", query)
+        assert names, query
+        for name in names:
+            metric = known.get(re.sub("_(total|bucket)$", "", name))
+            assert metric is not None, name
+            suffix = {"counter": "_total", "histogram": "_bucket", "gauge": ""}[metric.type]
+            assert name == metric.name + suffix
+
+
 BAD_VALUES: list[tuple[str, dict[str, Any]]] = [
     ("unknown key", {"prefil": {"replicas": 2}}),
     ("unknown key inside a pool", {"decode": {"replica": 2}}),
@@ -324,6 +376,7 @@ BAD_VALUES: list[tuple[str, dict[str, Any]]] = [
     ("password in a value", {"redis": {"bundled": False, "externalUrl": "redis://:hunter2@redis:6379/0"}}),
     ("external redis without an address", {"redis": {"bundled": False}}),
     ("no pause before the end", {"shutdown": {"pauseSeconds": 0}}),
+    ("metrics port", {"monitoring": {"metricsPort": 80}}),
     ("log level", {"telemetry": {"logLevel": "chatty"}}),
 ]
 

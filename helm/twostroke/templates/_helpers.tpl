@@ -70,6 +70,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
     "router" $router
     "ray" $ray
     "telemetry" (dict "log_level" .Values.telemetry.logLevel "log_format" "json") -}}
+{{- if .Values.monitoring.enabled -}}
+{{- $_ := set $config.telemetry "metrics_port" (.Values.monitoring.metricsPort | int) -}}
+{{- end -}}
 {{- toYaml (mergeOverwrite $config (deepCopy .Values.config)) -}}
 {{- end -}}
 
