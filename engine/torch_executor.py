@@ -6,24 +6,35 @@
 A failure of either is raised by `result`, so that the loop has one place to end the step's jobs.
 """
 
+from typing import Protocol
+
 import torch
 
 from twostroke.cluster.core.layout import PageMemory
 from twostroke.engine.batch import Batch, build_batch
-from twostroke.engine.model.decoder import Decoder
 from twostroke.engine.page_pool import PagePool
 from twostroke.engine.plan import Plan, StepResult
 from twostroke.engine.sampler import sample
 
 
+class Forward(Protocol):
+    """A loaded model, in whatever form."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """As `Executor.weight_bytes`."""
+        ...
+
+    def forward(self, batch: Batch, pool: torch.Tensor) -> torch.Tensor:
+        """Write the new tokens' k and v into `pool`; return float32 logits `[sampled, vocab]`."""
+        ...
+
+
 class TorchExecutor:
     """Used by the engine thread alone, apart from `memory`, which the transports share."""
 
-    def __init__(
-        self, decoder: Decoder, weight_bytes: int, pool: PagePool, vocab_size: int, max_positions: int, threads: int
-    ) -> None:
+    def __init__(self, decoder: Forward, pool: PagePool, vocab_size: int, max_positions: int, threads: int) -> None:
         self._decoder = decoder
-        self._weight_bytes = weight_bytes
         self._pool = pool
         self._vocab_size = vocab_size
         self._max_positions = max_positions
@@ -39,7 +50,7 @@ class TorchExecutor:
 
     @property
     def weight_bytes(self) -> int:
-        return self._weight_bytes
+        return self._decoder.weight_bytes
 
     @property
     def vocab_size(self) -> int:

@@ -15,12 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 from torch import Tensor
 
+from twostroke.kernels.cpu_intrinsics import prefetch
 from twostroke.kernels.cpu_ops import compiled, exponentials, flat_view, run_split
 
 _MIN_ITEM_TOKENS = 512
@@ -80,23 +77,6 @@ def ragged_prefill_attention(
         )
         out[begin:end] = attended[0].transpose(0, 1)
     return out
-
-
-@intrinsic
-def prefetch(context: Any, array: Any, index: Any) -> Any:
-    """Ask for the cache line of array[index], which need not be inside the array. `array` is one-dimensional."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        address = builder.bitcast(builder.gep(data, [arguments[1]]), ir.IntType(8).as_pointer())
-        flag = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [address.type, flag, flag, flag])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        # To read, wanted in all cache levels, data.
-        builder.call(function, [address, flag(0), flag(3), flag(1)])
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64), generate
 
 
 @compiled

@@ -68,7 +68,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @compiled
 def _rms_norm(x: Any, weight: Any, eps: Any, out: Any) -> None:
     for row in range(out.shape[0]):
-        _normalize(x[row], weight, eps, out[row])
+        normalize(x[row], weight, eps, out[row])
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -83,11 +83,11 @@ def _add_rms_norm(x: Any, delta: Any, weight: Any, eps: Any, out: Any, begin: in
     for row in range(begin, end):
         for i in range(x.shape[1]):
             x[row, i] += delta[row, i]
-        _normalize(x[row], weight, eps, out[row])
+        normalize(x[row], weight, eps, out[row])
 
 
 @compiled
-def _normalize(source: Any, weight: Any, eps: Any, out: Any) -> None:
+def normalize(source: Any, weight: Any, eps: Any, out: Any) -> None:
     size = source.shape[0]
     total = np.float32(0.0)
     for i in range(size):
@@ -154,26 +154,26 @@ def _rotate_and_write(
         for head in range(heads):
             source = qkv[token, head]
             if q_norm.shape[0]:
-                _normalize(source, q_norm, eps, normed)
+                normalize(source, q_norm, eps, normed)
                 source = normed
-            _rotate(source, cos[token], sin[token], q[token, head])
+            rotate(source, cos[token], sin[token], q[token, head])
         slot = slots[token]
         if slot < 0:
             continue
         for head in range(kv_heads):
             source = qkv[token, heads + head]
             if k_norm.shape[0]:
-                _normalize(source, k_norm, eps, normed)
+                normalize(source, k_norm, eps, normed)
                 source = normed
             key = slot // page_size * page_stride + (head * page_size + slot % page_size) * dim
-            _rotate(source, cos[token], sin[token], kv[key : key + dim])
+            rotate(source, cos[token], sin[token], kv[key : key + dim])
             value = kv[key + value_offset : key + value_offset + dim]
             for i in range(dim):
                 value[i] = qkv[token, heads + kv_heads + head, i]
 
 
 @compiled
-def _rotate(source: Any, cos: Any, sin: Any, out: Any) -> None:
+def rotate(source: Any, cos: Any, sin: Any, out: Any) -> None:
     half = source.shape[0] // 2
     low, high = source[:half], source[half:]
     out_low, out_high = out[:half], out[half:]

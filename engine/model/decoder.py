@@ -12,6 +12,7 @@ callables; nothing here changes after construction but the pool.
 
 import math
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -21,17 +22,21 @@ from twostroke.engine.model.config import ModelConfig, RopeScaling
 from twostroke.engine.model.linear import Linear
 from twostroke.kernels.select import Ops
 
+L = TypeVar("L")
+
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(Generic[L]):
+    """`L` is the form of its projections: weights as loaded, or what computes with them."""
+
     input_norm: torch.Tensor
-    qkv: Linear
+    qkv: L
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    output: Linear
+    output: L
     post_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: L
+    down: L
 
 
 class Decoder:
@@ -40,7 +45,7 @@ class Decoder:
         config: ModelConfig,
         ops: Ops,
         embedding: torch.Tensor,
-        layers: list[Layer],
+        layers: list[Layer[Linear]],
         final_norm: torch.Tensor,
         head: Linear,
         max_positions: int,
@@ -53,6 +58,18 @@ class Decoder:
         self._head = head
         self._scale = 1.0 / math.sqrt(config.head_dim)
         self._cos, self._sin = rope_tables(config, max_positions, embedding.device)
+
+    @property
+    def weight_bytes(self) -> int:
+        seen = {self._embedding.data_ptr(): self._embedding.nbytes}
+        tensors = [self._final_norm, *self._head.tensors]
+        for layer in self._layers:
+            tensors += [
+                norm for norm in (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_norm) if norm is not None
+            ]
+            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                tensors += linear.tensors
+        return sum((seen | {tensor.data_ptr(): tensor.nbytes for tensor in tensors}).values())
 
     def forward(self, batch: Batch, pool: torch.Tensor) -> torch.Tensor:
         """Write the new tokens' k and v into `pool`; return float32 logits `[sampled, vocab]`."""
@@ -75,7 +92,7 @@ class Decoder:
 
     def _attention(
         self,
-        layer: Layer,
+        layer: Layer[Linear],
         h: torch.Tensor,
         rotation: tuple[torch.Tensor, torch.Tensor],
         batch: Batch,

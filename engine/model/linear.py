@@ -1,44 +1,45 @@
-"""Linear layers: plain, or with weights packed as float16 for FBGEMM (docs/adr/0006-cpu-linears.md).
+"""Linear layers as weights, and as what torch computes with them.
 
 Fused projections (q, k, v and gate, up) are one matrix: fewer calls, and the activations are read once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-Linear = Callable[[torch.Tensor], torch.Tensor]
-"""x [tokens, in] -> [tokens, out]."""
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Projections of one input: weights `[out, in]` and biases `[out]`, or none."""
+
+    weights: Sequence[torch.Tensor]
+    biases: Sequence[torch.Tensor] = ()
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return _stacked(self.weights)
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return _stacked(self.biases) if self.biases else None
 
 
-def fp16_packing_supported() -> bool:
-    """True where torch was built with FBGEMM and the CPU has AVX2; elsewhere the packed ops raise."""
-    return "fbgemm" in torch.backends.quantized.supported_engines and torch.backends.cpu.get_cpu_capability() in (
-        "AVX2",
-        "AVX512",
-    )
-
-
-def dense_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    def apply(x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, weight, bias)
-
-    return apply
-
-
-def packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    """Weights in float16 (values beyond its range saturate), activations and sums in float32."""
-    packed = torch.ops.quantized.linear_prepack_fp16(weight.float().contiguous(), bias)
-    multiply = torch.ops.quantized.linear_dynamic_fp16.default
-
-    def apply(x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = multiply(x, packed)
-        return result
-
-    return apply
-
-
-def fused(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Weights or biases of projections of one input, stacked along the output."""
+def _stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=0)
+
+
+class Linear:
+    """x `[tokens, in]` -> `[tokens, out]`, as torch computes it."""
+
+    def __init__(self, matrix: Matrix) -> None:
+        self._weight, self._bias = matrix.weight, matrix.bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self._weight, self._bias)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """A tied head's is the embedding itself."""
+        return [self._weight] if self._bias is None else [self._weight, self._bias]

@@ -4,8 +4,8 @@ import ctypes
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -17,7 +17,8 @@ from twostroke.engine.executor import Executor
 from twostroke.engine.model.config import ModelConfig
 from twostroke.engine.model.decoder import Decoder, Layer
 from twostroke.engine.model.describe import ModelDescription, describe_model
-from twostroke.engine.model.linear import Linear, dense_linear, fp16_packing_supported, fused, packed_linear
+from twostroke.engine.model.linear import Linear, Matrix
+from twostroke.engine.model.packed_decoder import PackedDecoder, PackedWeights, packing_obstacle
 from twostroke.engine.model.source import default_cache_dir, resolve
 from twostroke.engine.model.weights import Weights
 from twostroke.engine.page_pool import PagePool
@@ -25,12 +26,6 @@ from twostroke.engine.torch_executor import TorchExecutor
 from twostroke.kernels.select import select_ops
 
 Progress = Callable[[str], None]
-
-
-class Loaded(NamedTuple):
-    decoder: Decoder
-    weight_bytes: int
-    """As `Executor.weight_bytes`."""
 
 
 def build_executor(config: Config, role: Role, progress: Progress) -> Executor:
@@ -68,13 +63,14 @@ def load_executor(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = describe_model(directory)
     dtype = compute_dtype(model.config, device)
-    packed = choose_packed(linear, device)
+    packed = choose_packed(linear, device, model.config)
     max_positions = min(model.max_positions, max_context or model.max_positions)
     with torch.inference_mode():
-        decoder, weight_bytes = load_decoder(directory, model.config, device, dtype, packed, max_positions, progress)
+        loading = Loading(directory, model.config, device, dtype, max_positions, progress)
+        decoder = loading.packed_decoder(threads) if packed else loading.decoder()
     _trim_heap()
     pool = PagePool(page_layout(model, page_size, dtype), num_pages, device)
-    executor = TorchExecutor(decoder, weight_bytes, pool, model.vocab_size, max_positions, threads)
+    executor = TorchExecutor(decoder, pool, model.vocab_size, max_positions, threads)
     form = "fp16-packed" if packed else str(dtype).removeprefix("torch.")
     progress(
         f"{directory.name}: {model.config.num_layers} layers, {form} linears, {num_pages} pages of {page_size} tokens "
@@ -84,7 +80,7 @@ def load_executor(
 
 
 def _trim_heap() -> None:
-    """Loading frees as much as it keeps (parts that were fused or packed), and glibc would keep the holes."""
+    """Loading frees as much as it keeps (what was fused or packed), and glibc would keep the holes."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:  # another libc than glibc has none
         trim(0)
@@ -97,12 +93,12 @@ def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
     return torch.float16 if config.dtype == "float16" else torch.bfloat16
 
 
-def choose_packed(linear: str, device: torch.device) -> bool:
+def choose_packed(linear: str, device: torch.device, config: ModelConfig) -> bool:
     """Whether linears are fp16-packed. Raises ConfigError when asked for where it cannot be."""
-    possible = device.type == "cpu" and fp16_packing_supported()
-    if linear == "packed_fp16" and not possible:
-        raise ConfigError(["model.linear: packed_fp16 needs a CPU with AVX2 and a torch with FBGEMM"])
-    return possible and linear != "float32"
+    obstacle = "is for CPUs" if device.type != "cpu" else packing_obstacle(config)
+    if linear == "packed_fp16" and obstacle:
+        raise ConfigError([f"model.linear: packed_fp16 {obstacle}"])
+    return not obstacle and linear != "float32"
 
 
 def page_layout(model: ModelDescription, page_size: int, dtype: torch.dtype) -> PageLayout:
@@ -118,72 +114,76 @@ def page_layout(model: ModelDescription, page_size: int, dtype: torch.dtype) -> 
     )
 
 
-def load_decoder(
-    directory: Path,
-    config: ModelConfig,
-    device: torch.device,
-    dtype: torch.dtype,
-    packed: bool,
-    max_positions: int,
-    progress: Progress,
-) -> Loaded:
-    hidden, vocab = config.hidden_size, config.vocab_size
-    linear_bytes = 0
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """A model's weights on their way from files into one form of decoder."""
 
-    def make(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        nonlocal linear_bytes
-        linear_bytes += (weight.numel() * 2 if packed else weight.nbytes) + (0 if bias is None else bias.nbytes)
-        return (packed_linear if packed else dense_linear)(weight, bias)
+    directory: Path
+    config: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+    max_positions: int
+    progress: Progress
 
-    with Weights(directory, device, dtype) as weights:
-        embedding = weights.take("model.embed_tokens.weight", (vocab, hidden))
-        layers = []
-        for index in range(config.num_layers):
-            layers.append(_load_layer(weights, f"model.layers.{index}.", config, make))
-            if (index + 1) % max(1, config.num_layers // 4) == 0:
-                progress(f"loaded {index + 1} of {config.num_layers} layers")
-        final_norm = weights.take("model.norm.weight", (hidden,))
-        if not config.tied_embeddings:
-            head = make(weights.take("lm_head.weight", (vocab, hidden)), None)
-        elif packed:
-            head = make(embedding, None)
-        else:
-            head = dense_linear(embedding, None)  # the same memory, counted once
-        leftover = [name for name in weights.unused() if name != "lm_head.weight" or not config.tied_embeddings]
-        if leftover:
-            raise ConfigError([f"{directory}: weights that a {config.family} has no use for: {', '.join(leftover)}"])
-    norms = [norm for layer in layers for norm in (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_norm)]
-    plain_bytes = sum(tensor.nbytes for tensor in (embedding, final_norm, *norms) if tensor is not None)
-    decoder = Decoder(config, select_ops(device), embedding, layers, final_norm, head, max_positions)
-    return Loaded(decoder, plain_bytes + linear_bytes)
+    def decoder(self) -> Decoder:
+        layers: list[Layer[Linear]] = []
+
+        def put(index: int, layer: Layer[Matrix]) -> None:
+            made = {name: Linear(getattr(layer, name)) for name in ("qkv", "output", "gate_up", "down")}
+            norms = (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_norm)
+            layers.append(
+                Layer(norms[0], made["qkv"], *norms[1:3], made["output"], norms[3], made["gate_up"], made["down"])
+            )
+
+        embedding, final_norm, head = self._read(put)
+        ops, linear = select_ops(self.device), Linear(Matrix([head]))
+        return Decoder(self.config, ops, embedding, layers, final_norm, linear, self.max_positions)
+
+    def packed_decoder(self, threads: int) -> PackedDecoder:
+        packed = PackedWeights(self.config)
+        embedding, final_norm, head = self._read(packed.put)
+        return PackedDecoder(self.config, embedding, packed.finish(final_norm, head), self.max_positions, threads)
+
+    def _read(self, put: Callable[[int, Layer[Matrix]], None]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Each layer to `put`; returns embedding, last norm and head. Raises ConfigError for leftovers."""
+        config = self.config
+        hidden, vocab = config.hidden_size, config.vocab_size
+        with Weights(self.directory, self.device, self.dtype) as weights:
+            embedding = weights.take("model.embed_tokens.weight", (vocab, hidden))
+            for index in range(config.num_layers):
+                put(index, _read_layer(weights, f"model.layers.{index}.", config))
+                if (index + 1) % max(1, config.num_layers // 4) == 0:
+                    self.progress(f"loaded {index + 1} of {config.num_layers} layers")
+            final_norm = weights.take("model.norm.weight", (hidden,))
+            head = embedding if config.tied_embeddings else weights.take("lm_head.weight", (vocab, hidden))
+            leftover = [name for name in weights.unused() if name != "lm_head.weight" or not config.tied_embeddings]
+            if leftover:
+                unknown = f"weights that a {config.family} has no use for: {', '.join(leftover)}"
+                raise ConfigError([f"{self.directory}: {unknown}"])
+        return embedding, final_norm, head
 
 
-def _load_layer(
-    weights: Weights,
-    prefix: str,
-    config: ModelConfig,
-    make: Callable[[torch.Tensor, torch.Tensor | None], Linear],
-) -> Layer:
+def _read_layer(weights: Weights, prefix: str, config: ModelConfig) -> Layer[Matrix]:
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     queries, keys = config.num_heads * dim, config.num_kv_heads * dim
 
-    def linear(outputs: dict[str, int], inputs: int, bias: bool) -> Linear:
+    def matrix(outputs: dict[str, int], inputs: int, bias: bool) -> Matrix:
         matrices = [weights.take(f"{prefix}{name}.weight", (size, inputs)) for name, size in outputs.items()]
         biases = [weights.take(f"{prefix}{name}.bias", (size,)) for name, size in outputs.items()] if bias else []
-        return make(fused(matrices), fused(biases) if bias else None)
+        return Matrix(matrices, biases)
 
     def norm(name: str, size: int) -> torch.Tensor:
         return weights.take(f"{prefix}{name}.weight", (size,))
 
     return Layer(
         input_norm=norm("input_layernorm", hidden),
-        qkv=linear(
+        qkv=matrix(
             {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}, hidden, config.qkv_bias
         ),
         q_norm=norm("self_attn.q_norm", dim) if config.qk_norm else None,
         k_norm=norm("self_attn.k_norm", dim) if config.qk_norm else None,
-        output=linear({"self_attn.o_proj": hidden}, queries, config.output_bias),
+        output=matrix({"self_attn.o_proj": hidden}, queries, config.output_bias),
         post_norm=norm("post_attention_layernorm", hidden),
-        gate_up=linear({"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, config.mlp_bias),
-        down=linear({"mlp.down_proj": hidden}, inner, config.mlp_bias),
+        gate_up=matrix({"mlp.gate_proj": inner, "mlp.up_proj": inner}, hidden, config.mlp_bias),
+        down=matrix({"mlp.down_proj": hidden}, inner, config.mlp_bias),
     )
