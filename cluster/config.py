@@ -35,7 +35,7 @@ class ModelSection(Section):
     name: str = ""
     """The name clients use; empty: the source's own."""
     linear: Literal["auto", "float32", "packed_fp16"] = "auto"
-    """CPU linears: exact float32, or FBGEMM fp16-packed weights (docs/adr). auto: packed where supported."""
+    """On a CPU: exact float32 by torch, or float16 weights and our kernels (ADR 0006). auto: packed where possible."""
     max_context: Annotated[int, Field(ge=0)] = 0
     """Tokens; 0: the model's own."""
     fake: bool = False

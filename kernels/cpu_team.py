@@ -5,7 +5,7 @@ operation until none is left, waits until all are finished, and goes to the next
 wakes late, or is put aside while another process computes, holds up no one unless it has a claim.
 
 Waking a sleeping thread takes 0.05 to 0.5 ms on a virtual machine and a step has hundreds of operations (measured:
-docs/adr/0006-cpu-linears.md). So threads wake once a step and spin between operations.
+docs/adr/0006-cpu-decoder.md). So threads wake once a step and spin between operations.
 """
 
 import threading

@@ -18,13 +18,18 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tiny_model(directory: Path, family: str = "llama", seed: int = 0, max_positions: int = 512) -> Path:
+def make_tiny_model(
+    directory: Path, family: str = "llama", seed: int = 0, max_positions: int = 512, packable: bool = False
+) -> Path:
     """Write config, weights, tokenizer and template of a 2-layer model into `directory`, and return it.
 
     Weights are wide enough that greedy choices are clear: the gap of the two best logits is far over rounding.
+    `packable`: of a shape that can be packed, with matrices that float16 holds exactly.
     """
     directory.mkdir(parents=True, exist_ok=True)
     config = tiny_config(family, max_positions)
+    if packable:
+        config["head_dim"] = 16
     generator = np.random.default_rng(seed)
     weights = {
         name: (1 + 0.1 * generator.standard_normal(shape) if len(shape) == 1 else _matrix(generator, shape)).astype(
@@ -32,6 +37,8 @@ def make_tiny_model(directory: Path, family: str = "llama", seed: int = 0, max_p
         )
         for name, shape in _shapes(config).items()
     }
+    if packable:
+        weights = {name: values.astype(np.float16).astype(np.float32) for name, values in weights.items()}
     save_file(weights, directory / "model.safetensors", {"format": "pt"})
     _write(directory / "config.json", config)
     _write(directory / "generation_config.json", {"eos_token_id": END_TOKEN})

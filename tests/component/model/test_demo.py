@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.model_builders import HandJob, plan_of, scattered_pages, step
-from twostroke.engine.model.linear import fp16_packing_supported
 from twostroke.engine.model.load import load_executor
 from twostroke.engine.model.source import DEMO_NAME, default_cache_dir
 
@@ -33,7 +32,6 @@ def demo() -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not fp16_packing_supported(), reason="needs AVX2 and FBGEMM")
 def test_packed_linears_give_the_greedy_tokens_of_float32(demo: Path) -> None:
     """Both forms read the exact form's tokens; each next token is the same, or the exact form was near a tie."""
     exact, packed = (

@@ -28,9 +28,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: make_tiny_model(root / family, family) for family in FAMILIES}
 
 
-def poisoned(directory: Path, page_size: int, num_pages: int = 96) -> TorchExecutor:
+def poisoned(
+    directory: Path, page_size: int, num_pages: int = 96, linear: str = "float32", threads: int = 1
+) -> TorchExecutor:
     """Every slot holds NaN until it is written, so reading one that is not ours shows (B16)."""
-    executor = load_executor(directory, page_size=page_size, num_pages=num_pages, linear="float32")
+    executor = load_executor(directory, page_size=page_size, num_pages=num_pages, linear=linear, threads=threads)
     executor.pool.tensor.fill_(float("nan"))
     return executor
 
