@@ -8,8 +8,8 @@
     touch     a chunk was accepted: another TTL
     committed the book verified a writer's whole transfer: the pages are the job's; LeaseClosed(committed). Also of an
               older epoch: it came before the renewal reached the book
-    close     ended uncommitted: the pages wait in quarantine, since a write may be under way; LeaseClosed
-    release   the lease book says that none is: the pages are free
+    close     ended uncommitted: the pages wait in quarantine, since bytes may be landing in them; LeaseClosed
+    release   the lease book says that none are: the pages are free
 
 The scheduler decides whether a lease is granted and what becomes of its job.
 """

@@ -12,7 +12,7 @@
 Out of pages, the latest-admitted job is preempted, never the only one. Its full pages stay named; it WAITs and
 resumes here if little is uncached and it was not preempted too often, else it ends PREEMPTED and the
 dispatcher continues it on a pair. A lease that ends uncommitted leaves its pages in quarantine until the lease
-book says that no write is under way (`PagesReleased`); its job is gone at once.
+book says that no bytes land in them (`PagesReleased`); its job is gone at once.
 """
 
 import secrets

@@ -15,7 +15,7 @@ referenced until `ShipmentEnded` arrives for the job, also when the job was canc
 (`ShipmentDropped` asks the task to stop, and it still answers with exactly one `ShipmentEnded`).
 
 Lease end on the decode side: an uncommitted lease that ends moves its pages to quarantine and emits
-`LeaseClosed`; the lease book answers with `PagesReleased` once no write is under way, and only then are they free.
+`LeaseClosed`; the lease book answers with `PagesReleased` once no bytes land in them, and only then are they free.
 """
 
 from dataclasses import dataclass
@@ -103,7 +103,7 @@ class LeaseTouched:
 
 @dataclass(frozen=True, slots=True)
 class PagesReleased:
-    """No write to the closed lease's pages is under way any more: quarantine ends."""
+    """No bytes land in the closed lease's pages any more: quarantine ends."""
 
     lease_id: LeaseId
 
