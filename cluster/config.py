@@ -4,6 +4,7 @@ Config is input; capacity (number of pages that fit, layout, vocabulary) is disc
 the sub-config that it needs. Only `cluster.main` reads the environment.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -71,7 +72,8 @@ class WorkerSection(Section):
 
 class PrefillSection(Section):
     replicas: Annotated[int, Field(ge=0)] = 1
-    threads: Positive = 1
+    threads: Annotated[int, Field(ge=0)] = 0
+    """The most that a step computes with; 0: as many as the process may use CPUs."""
     chunk_tokens: Positive = 512
     max_waiting: Positive = 64
     """Accepted jobs that do not yet compute; over it a Submit is refused."""
@@ -81,7 +83,8 @@ class PrefillSection(Section):
 
 class DecodeSection(Section):
     replicas: Annotated[int, Field(ge=0)] = 1
-    threads: Positive = 1
+    threads: Annotated[int, Field(ge=0)] = 0
+    """As for prefill. Workers that share CPUs give way to each other (kernels/cpu_team.py)."""
     chunk_tokens: Positive = 256
     """Token budget of one step: decode rows first, then local prefill chunks."""
     max_running: Positive = 256
@@ -222,3 +225,10 @@ def load_config(path: Path) -> Config:
 def dump_config(config: Config) -> str:
     """YAML that `load_config` reads back to an equal Config."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def usable_threads(configured: int) -> int:
+    """`configured`, or as many as this process may use CPUs."""
+    if configured:
+        return configured
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

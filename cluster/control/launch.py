@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import twostroke
-from twostroke.cluster.config import Config, dump_config
+from twostroke.cluster.config import Config, dump_config, usable_threads
 from twostroke.cluster.control.child import ChildSpec
 from twostroke.cluster.control.supervisor import MemberRole
 from twostroke.cluster.core.errors import ConfigError
@@ -121,7 +121,9 @@ def run_command(role: str, config_path: Path, worker_id: str) -> tuple[str, ...]
 
 
 def threads_of(config: Config, role: MemberRole) -> int:
-    return {MemberRole.PREFILL: config.prefill.threads, MemberRole.DECODE: config.decode.threads}.get(role, 1)
+    if role is MemberRole.PREFILL:
+        return usable_threads(config.prefill.threads)
+    return usable_threads(config.decode.threads) if role is MemberRole.DECODE else 1
 
 
 def child_spec(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from twostroke.cluster.config import Config
+from twostroke.cluster.config import Config, usable_threads
 from twostroke.cluster.core.errors import ConfigError
 from twostroke.cluster.core.layout import PageLayout, gqa_layout
 from twostroke.cluster.core.messages import Role
@@ -35,7 +35,7 @@ def build_executor(config: Config, role: Role, progress: Progress) -> Executor:
     be found or served.
     """
     directory = resolve(config.model.source, default_cache_dir(), progress)
-    threads = config.prefill.threads if role is Role.PREFILL else config.decode.threads
+    threads = usable_threads(config.prefill.threads if role is Role.PREFILL else config.decode.threads)
     return load_executor(
         directory,
         page_size=config.pages.page_size,
