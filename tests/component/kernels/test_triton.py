@@ -28,10 +28,11 @@ def test_the_cpu_path_never_imports_triton() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env=_environment())
 
 
+@pytest.mark.timeout(300)  # a minute on a free core
 def test_every_kernel_equals_its_twin_under_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(SUITE)]
     environment = _environment(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
-    run = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=ROOT, env=environment)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=ROOT, env=environment)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
