@@ -9,6 +9,8 @@ Life of an entry:
   3. `put_back` returns an entry to where its arrival places it: refused for lack of pages, or a continuation, which
      stands before all new requests.
   4. `remove`: cancelled or out of time.
+An entry that asks a worker for pages (`Placed.ASKED`) is out of the walk, but counts as waiting until `settle` says
+that it got them, or `put_back` or `remove` ends the asking: else a full queue would look free each time one asks in vain.
 """
 
 import math
@@ -32,6 +34,8 @@ Item = TypeVar("Item")
 
 class Placed(Enum):
     PLACED = "placed"
+    ASKED = "asked"
+    """It has asked a worker, which may refuse."""
     BLOCKED = "blocked"
     """It waits for pages or for a worker; smaller ones may try."""
     HELD = "held"
@@ -58,23 +62,30 @@ class AdmissionQueue(Generic[Item]):
         self._max_queued = max_queued
         self._reserve_skip = reserve_skip
         self._entries: list[Entry[Item]] = []
+        self._asking: dict[int, Entry[Item]] = {}
         self._placements: deque[float] = deque(maxlen=MAX_RATE_SAMPLES)
         self._busy_since = 0.0
         self._arrivals = 0
 
     def __len__(self) -> int:
+        """Waiting entries, without those that ask."""
         return len(self._entries)
+
+    @property
+    def num_waiting(self) -> int:
+        """Admitted and not placed: those that ask included."""
+        return len(self._entries) + len(self._asking)
 
     def offer(self, item: Item, num_tokens: int, time_left_s: float, now: float) -> Entry[Item]:
         """Admit at the tail. Raises Overloaded, with the reason and Retry-After."""
         wait_s = self.expected_wait_s(now)
-        if len(self._entries) >= self._max_queued:
+        if self.num_waiting >= self._max_queued:
             raise Overloaded(f"the queue is full ({self._max_queued} requests)", _retry_after(wait_s))
         if wait_s is not None and wait_s > time_left_s:
             raise Overloaded(
                 f"the queue needs about {wait_s:.0f} s, the request has {time_left_s:.0f} s", _retry_after(wait_s)
             )
-        if not self._entries:
+        if not self.num_waiting:
             # The rate is that of the present queue: idle time before it says nothing.
             self._placements.clear()
             self._busy_since = now
@@ -85,11 +96,18 @@ class AdmissionQueue(Generic[Item]):
 
     def put_back(self, entry: Entry[Item]) -> None:
         """Return an entry to its place. Never refused: it was admitted once."""
+        self._asking.pop(id(entry), None)
         insort(self._entries, entry, key=lambda other: other.order)
 
     def remove(self, entry: Entry[Item]) -> None:
         """Idempotent."""
-        self._entries = [other for other in self._entries if other is not entry]
+        if self._asking.pop(id(entry), None) is None:
+            self._entries = [other for other in self._entries if other is not entry]
+
+    def settle(self, entry: Entry[Item], now: float) -> None:
+        """What it asked for was given: it is placed. Idempotent."""
+        if self._asking.pop(id(entry), None) is not None:
+            self._placements.append(now)
 
     def take(self, place: Callable[[Item], Placed], now: float) -> None:
         """Offer entries to `place`, head first, within the rule of step 2. `place` must not touch the queue."""
@@ -104,9 +122,12 @@ class AdmissionQueue(Generic[Item]):
                 if any(entry.num_tokens >= first.num_tokens for first in blocked):
                     continue
             outcome = place(entry.item)
-            if outcome is Placed.PLACED:
+            if outcome in (Placed.PLACED, Placed.ASKED):
                 gone.add(id(entry))
-                self._placements.append(now)
+                if outcome is Placed.PLACED:
+                    self._placements.append(now)
+                else:
+                    self._asking[id(entry)] = entry
                 for first in blocked:
                     first.passed_by += 1
             elif outcome is Placed.BLOCKED:
@@ -119,11 +140,11 @@ class AdmissionQueue(Generic[Item]):
         start = max(self._busy_since, now - RATE_WINDOW_S)
         while self._placements and self._placements[0] < start:
             self._placements.popleft()
-        if len(self._placements) < 2 or not self._entries:
+        if len(self._placements) < 2 or not self.num_waiting:
             return None
         if len(self._placements) == MAX_RATE_SAMPLES:
             start = self._placements[0]
-        return len(self._entries) * max(now - start, 0.001) / len(self._placements)
+        return self.num_waiting * max(now - start, 0.001) / len(self._placements)
 
 
 def _retry_after(wait_s: float | None) -> float:

@@ -249,8 +249,7 @@ class Dispatcher:
         self._queue.take(lambda choice: self._place(choice, failures), self._clock.now())
         for choice, error in failures:
             self._lifecycle.fail(choice.request, error)
-        waiting = len(self._queue)
-        self._metrics.num_requests_waiting.set(waiting)
+        self._metrics.num_requests_waiting.set(self._queue.num_waiting)
         self._metrics.num_requests_running.set(len(self._lifecycle.jobs))
 
     def _place(self, choice: ChoiceRecord, failures: list[tuple[ChoiceRecord, TwostrokeError]]) -> Placed:
@@ -272,7 +271,7 @@ class Dispatcher:
         match decision:
             case Choice():
                 self._lifecycle.begin(choice, decision)
-                return Placed.PLACED
+                return Placed.ASKED if choice.state.phase is Phase.RESERVING else Placed.PLACED
             case Never(reason):
                 failures.append((choice, ContextOverflow(reason, "prompt")))
                 return Placed.HELD
@@ -342,6 +341,8 @@ class Dispatcher:
         attempts = {choice.attempt.job for choice in live if choice.attempt is not None}
         assert attempts == set(self._lifecycle.jobs), "jobs and attempts differ"
         assert sum(choice.queued for choice in live) == len(self._queue), "queue and queued choices differ"
+        asking = self._queue.num_waiting - len(self._queue)
+        assert asking <= sum(choice.state.phase is Phase.RESERVING for choice in live), "entries ask for nobody"
         charged = {job for worker in self.fleet.workers() for job in worker.charges}
         assert charged <= attempts, f"charges without an attempt: {charged - attempts}"
         for worker in self.fleet.workers():

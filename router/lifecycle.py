@@ -95,6 +95,11 @@ class Lifecycle:
         choice.state.move(Phase.QUEUED, self._clock.now())
         self._put_back(choice)
 
+    def settle(self, choice: ChoiceRecord) -> None:
+        """It has its pages: no longer one that waits."""
+        if choice.entry is not None:
+            self._queue.settle(choice.entry, self._clock.now())
+
     def _put_back(self, choice: ChoiceRecord) -> None:
         assert choice.entry is not None
         choice.entry.num_tokens = choice.num_tokens
@@ -229,6 +234,8 @@ class Lifecycle:
             if link is not None:
                 self._fleet.uncharge(link, attempt.job)
         self._end_continuing(attempt)
+        if choice.state.phase is Phase.RESERVING and choice.entry is not None:
+            self._queue.remove(choice.entry)
         del self.jobs[attempt.job]
         choice.attempt = None
         self._wake()

@@ -96,6 +96,7 @@ class Reactions:
         if side is not Side.DECODE or not expected or attempt.decode is None:
             self._metrics.dropped_messages.of("unexpected").inc()
             return
+        self._lifecycle.settle(choice)
         attempt.lease, attempt.renewed_at = message.lease, self._clock.now()
         attempt.renewing = False
         if attempt.prefill is None:

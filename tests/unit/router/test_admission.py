@@ -3,7 +3,7 @@
 import pytest
 
 from twostroke.cluster.core.errors import Overloaded
-from twostroke.router.admission import AdmissionQueue, Placed
+from twostroke.router.admission import AdmissionQueue, Entry, Placed
 
 
 def queue_of(*sizes: int, max_queued: int = 100, reserve_skip: int = 8) -> AdmissionQueue[int]:
@@ -119,3 +119,40 @@ def test_removing_is_idempotent_and_put_back_never_refuses() -> None:
     queue.offer(1, 1, 60.0, 0.0)
     queue.put_back(entry)
     assert len(queue) == 2
+
+
+def asking_queue() -> tuple[AdmissionQueue[int], Entry[int]]:
+    queue: AdmissionQueue[int] = AdmissionQueue(max_queued=1, reserve_skip=8)
+    entry = queue.offer(0, 1, 60.0, 0.0)
+    queue.take(lambda item: Placed.ASKED, 0.0)
+    return queue, entry
+
+
+def test_one_that_asks_for_pages_keeps_its_place_in_the_bound_until_it_has_them() -> None:
+    queue, entry = asking_queue()
+    assert (len(queue), queue.num_waiting) == (0, 1)
+    with pytest.raises(Overloaded):
+        queue.offer(1, 1, 60.0, 0.0)
+    queue.put_back(entry)  # in vain
+    assert (len(queue), queue.num_waiting) == (1, 1)
+    queue.take(lambda item: Placed.ASKED, 0.0)
+    queue.settle(entry, 1.0)
+    queue.settle(entry, 1.0)
+    assert queue.num_waiting == 0
+    queue.offer(1, 1, 60.0, 2.0)
+
+
+def test_one_that_leaves_while_it_asks_makes_room() -> None:
+    queue, entry = asking_queue()
+    queue.remove(entry)
+    queue.remove(entry)
+    assert queue.num_waiting == 0
+    queue.offer(1, 1, 60.0, 0.0)
+
+
+def test_asking_in_vain_is_no_placement_that_waits_are_predicted_from() -> None:
+    queue, entry = asking_queue()
+    for now in range(1, 9):
+        queue.put_back(entry)
+        queue.take(lambda item: Placed.ASKED, float(now))
+    assert queue.expected_wait_s(9.0) is None
