@@ -10,7 +10,7 @@ Life of an entry:
      stands before all new requests.
   4. `remove`: cancelled or out of time.
 An entry that asks a worker for pages (`Placed.ASKED`) is out of the walk, but counts as waiting until `settle` says
-that it got them, or `put_back` or `remove` ends the asking: else a full queue would look free each time one asks in vain.
+that it got them, or `put_back` or `remove` ends the asking: else a full queue looks free each time one asks in vain.
 """
 
 import math

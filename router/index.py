@@ -9,8 +9,8 @@ Life of one worker's set:
   4. `remove` at the worker's loss drops all of it; later batches of that incarnation are ignored.
 
 A prompt that was just routed is credited at once (`expect`), for `EXPECT_S`: the worker will publish its pages, or
-not; so a burst of siblings lands together. Memory is bounded: a set by the worker's pool, waiting batches and
-expected keys by constants. A wrong index costs speed, never a wrong answer (invariant 16).
+not; so a burst of siblings lands together. A refusal takes the credit back. Memory is bounded: a set by the worker's
+pool, waiting batches and expected keys by constants. A wrong index costs speed, never a wrong answer (invariant 16).
 """
 
 from collections.abc import Sequence
@@ -128,6 +128,13 @@ class PrefixIndex:
             if holdings.expected[key] > now and len(holdings.expected) <= MAX_EXPECTED:
                 break
             del holdings.expected[key]
+
+    def forget_expected(self, incarnation: Incarnation, keys: Sequence[PrefixKey]) -> None:
+        """It refused, so it will not produce them: else the next try takes them for cached and prefills there."""
+        holdings = self._workers.get(incarnation)
+        if holdings is not None:
+            for key in keys:
+                holdings.expected.pop(key, None)
 
     def match(self, incarnation: Incarnation, keys: Sequence[PrefixKey], now: float) -> int:
         """How many leading `keys` the worker holds, or is about to. 0 for an unknown worker."""

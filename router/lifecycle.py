@@ -90,7 +90,11 @@ class Lifecycle:
             self._put_back(choice)
 
     def requeue(self, choice: ChoiceRecord) -> None:
-        """Back to its place in the queue; the attempt is released."""
+        """Back to its place in the queue; the attempt is released, and its workers compute nothing for it."""
+        attempt = choice.attempt
+        for link in () if attempt is None else (attempt.prefill, attempt.decode):
+            if link is not None:
+                self._fleet.index.forget_expected(link.info.incarnation, self.keys(choice).of(link.info))
         self._release(choice)
         choice.state.move(Phase.QUEUED, self._clock.now())
         self._put_back(choice)

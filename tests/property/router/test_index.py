@@ -148,3 +148,13 @@ def test_an_impossible_set_is_thrown_away_and_fetched() -> None:
     index.apply(PrefixBatch(WORKERS[0], 1, stored=(key(1), key(2), key(3))))
     assert index.known(WORKERS[0]) == frozenset()
     assert index.due(0.0) == [WORKERS[0]]
+
+
+def test_a_refusal_takes_the_credit_back_and_leaves_what_is_really_held() -> None:
+    index = PrefixIndex()
+    index.add(WORKERS[0], NUM_PAGES)
+    index.apply(PrefixBatch(WORKERS[0], 1, (key(1),), (), False))
+    index.expect(WORKERS[0], [key(1), key(2), key(3)], now=0.0)
+    index.forget_expected(WORKERS[0], [key(1), key(2), key(3)])
+    assert index.match(WORKERS[0], [key(1), key(2), key(3)], now=0.0) == 1
+    index.forget_expected(WORKERS[1], [key(1)])
