@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twostroke.kernels.cpu_intrinsics import prefetch
-from twostroke.kernels.cpu_ops import compiled, exponentials, flat_view, run_split
+from twostroke.kernels.cpu_ops import compiled, flat_view, run_split, softmax
 
 _MIN_ITEM_TOKENS = 512
 """Under this many (item, token) pairs waking another thread takes longer than the work."""
@@ -155,7 +155,7 @@ def _decode_kernel(dim: int, group: int) -> Callable[..., None]:
                         scores[member, start + slot] = total
             if length:
                 for member in range(group):
-                    _softmax(scores[member], powers, length)
+                    softmax(scores[member], powers, length)
             # 2. Values, four at a time, so that `result` is loaded and stored a quarter as often.
             for page in range(num_pages):
                 start = page * page_size
@@ -187,20 +187,3 @@ def _decode_kernel(dim: int, group: int) -> Callable[..., None]:
 
     kernel: Callable[..., None] = decode_items
     return kernel
-
-
-@compiled
-def _softmax(scores: Any, powers: Any, length: int) -> None:
-    """In place over the first `length` scores; `powers` is scratch."""
-    largest = scores[0]
-    for i in range(1, length):
-        largest = max(largest, scores[i])
-    for i in range(length):
-        scores[i] -= largest
-    exponentials(scores, powers, length)
-    total = np.float32(0.0)
-    for i in range(length):
-        total += scores[i]
-    inverse = np.float32(1.0) / total
-    for i in range(length):
-        scores[i] *= inverse

@@ -38,7 +38,7 @@ from twostroke.kernels.cpu_intrinsics import (
     value_tile_5,
     value_tile_6,
 )
-from twostroke.kernels.cpu_ops import compiled, exponentials, normalize, rotate
+from twostroke.kernels.cpu_ops import compiled, exponentials, normalize, rotate, softmax
 from twostroke.kernels.cpu_team import claim, finish, wait
 
 Array = Any
@@ -78,8 +78,6 @@ class Weights(NamedTuple):
 
 
 class Shape(NamedTuple):
-    hidden: int
-    inner: int
     heads: int
     kv_heads: int
     dim: int
@@ -382,7 +380,6 @@ def _attend(
         used = min(page_size, longest - page * page_size)
         at = table[page] * shape.page_stride + head_at
         # The next keys, and after the last the first values.
-        following = at + shape.page_stride
         if page + 1 < num_pages:
             following = table[page + 1] * shape.page_stride + head_at
         else:
@@ -390,7 +387,7 @@ def _attend(
         _score_page(queries, members, kv, at, used, dim, scores, page * page_size, following)
     for member in range(members):
         length = seen + member // group
-        _softmax(scores[member], powers, length)
+        softmax(scores[member], powers, length)
         for place in range(length, longest):
             scores[member, place] = 0.0
     for page in range(num_pages):
@@ -457,20 +454,3 @@ def _add_values(
                 value_tile_2(scores, x_at, room, kv, w_at, dim, used, out, dim)
             else:
                 value_tile_1(scores, x_at, room, kv, w_at, dim, used, out, dim)
-
-
-@compiled
-def _softmax(scores: Array, powers: Array, length: int) -> None:
-    """In place over the first `length` scores; `powers` is scratch."""
-    largest = scores[0]
-    for i in range(1, length):
-        largest = max(largest, scores[i])
-    for i in range(length):
-        scores[i] -= largest
-    exponentials(scores, powers, length)
-    total = np.float32(0.0)
-    for i in range(length):
-        total += scores[i]
-    inverse = np.float32(1.0) / total
-    for i in range(length):
-        scores[i] *= inverse

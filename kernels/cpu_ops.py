@@ -228,3 +228,20 @@ def exponentials(x: Any, powers: Any, size: int) -> None:
         x[i] = p * f + np.float32(1.0)
     for i in range(size):
         x[i] *= scales[i]
+
+
+@compiled
+def softmax(scores: Any, powers: Any, length: int) -> None:
+    """In place over the first `length` scores; `powers` is scratch."""
+    largest = scores[0]
+    for i in range(1, length):
+        largest = max(largest, scores[i])
+    for i in range(length):
+        scores[i] -= largest
+    exponentials(scores, powers, length)
+    total = np.float32(0.0)
+    for i in range(length):
+        total += scores[i]
+    inverse = np.float32(1.0) / total
+    for i in range(length):
+        scores[i] *= inverse

@@ -147,8 +147,6 @@ class PackedDecoder:
             sampled=batch.sampled_tokens.numpy(),
         )
         shape = Shape(
-            hidden=config.hidden_size,
-            inner=config.intermediate_size,
             heads=config.num_heads,
             kv_heads=config.num_kv_heads,
             dim=config.head_dim,
