@@ -124,6 +124,35 @@ class PolicySection(Section):
     """Load guard: affinity yields when max - min > abs and max > rel * min."""
 
 
+class LimitsSection(Section):
+    """What one request may ask for, beside `router.max_body_bytes`. Over it: 400, with the limit in the message."""
+
+    max_json_depth: Annotated[int, Field(ge=8, le=512)] = 64
+    """Levels of objects and lists in a body."""
+    max_prompt_tokens: Positive = 1 << 20
+    """The model's context bounds a prompt too."""
+    max_output_tokens: Positive = 1 << 20
+    """Of one choice."""
+    max_choices: Positive = 128
+    """`n`, times the number of prompts."""
+    max_messages: Positive = 8192
+    max_stops: Positive = 32
+    max_stop_characters: Positive = 1024
+    max_stop_tokens: Positive = 256
+    max_salt_characters: Positive = 256
+
+
+class TemplatesSection(Section):
+    """Prompt templates from files, read again when they change (router/templates.py)."""
+
+    chat_template: str = ""
+    """A Jinja file instead of the model's own template; empty: the model's own."""
+    system_prompt: str = ""
+    """A text file: the system message of chats that bring none; empty: no such message."""
+    check_interval_s: Seconds = 1.0
+    """Between two looks at the files' times; a look costs two `stat` calls, and only chats cause it."""
+
+
 class RouterSection(Section):
     replicas: Annotated[int, Field(ge=0)] = 1
     """Routers that the supervisor starts; 0: they run outside Ray, as a Deployment on Kubernetes does."""
@@ -133,7 +162,6 @@ class RouterSection(Section):
     max_queued: Positive = 256
     """Requests admitted and not yet placed; over it 429 with Retry-After."""
     max_body_bytes: Positive = 8 << 20
-    max_output_tokens: Positive = 1 << 20
     default_max_tokens: Positive = 1024
     default_timeout_s: Seconds = 600.0
     max_timeout_s: Seconds = 3600.0
@@ -145,6 +173,8 @@ class RouterSection(Section):
     token_buffer: Positive = 256
     """Undelivered tokens a request may hold; over it the client reads too slowly and is cut."""
     policy: PolicySection = PolicySection()
+    limits: LimitsSection = LimitsSection()
+    templates: TemplatesSection = TemplatesSection()
 
 
 class RedisSection(Section):

@@ -1,8 +1,9 @@
 """The router's queue: admitted and not yet placed. Pure; time is passed in as monotonic seconds.
 
 Life of an entry:
-  1. `offer` takes a new request at the tail, or refuses it: the queue is full, or the wait that recent placements
-     predict is longer than the time it has left. Both carry a Retry-After computed from that rate.
+  1. `offer` takes a new request, or refuses it: the queue is full, or the wait that recent placements predict is
+     longer than the time it has left. Both carry a Retry-After computed from that rate. Its place is by arrival and
+     priority: a step of priority is worth `PRIORITY_STEP_S` of waiting, so that what is put off still has its turn.
   2. `take` walks from the head and asks `place` for each entry; a placed entry leaves. An entry that is blocked keeps
      its position; later ones may pass it only if they are smaller, and at most `reserve_skip` of them in all, so
      that a large request cannot starve.
@@ -26,6 +27,7 @@ from twostroke.cluster.core.errors import Overloaded
 RATE_WINDOW_S = 30.0
 MAX_RATE_SAMPLES = 1024
 MAX_RETRY_AFTER_S = 60.0
+PRIORITY_STEP_S = 1.0
 MAX_SCAN = 16
 """Entries that one `take` looks at behind the first blocked one."""
 
@@ -51,10 +53,12 @@ class Entry(Generic[Item]):
     arrival: int
     rank: int = 1
     passed_by: int = 0
+    due: float = 0.0
+    """When it came, put off (or forward) by its priority."""
 
     @property
-    def order(self) -> tuple[int, int]:
-        return (self.rank, self.arrival)
+    def order(self) -> tuple[int, float, int]:
+        return (self.rank, self.due, self.arrival)
 
 
 class AdmissionQueue(Generic[Item]):
@@ -76,8 +80,8 @@ class AdmissionQueue(Generic[Item]):
         """Admitted and not placed: those that ask included."""
         return len(self._entries) + len(self._asking)
 
-    def offer(self, item: Item, num_tokens: int, time_left_s: float, now: float) -> Entry[Item]:
-        """Admit at the tail. Raises Overloaded, with the reason and Retry-After."""
+    def offer(self, item: Item, num_tokens: int, time_left_s: float, now: float, priority: int = 0) -> Entry[Item]:
+        """Admit; a lower `priority` goes first. Raises Overloaded, with the reason and Retry-After."""
         wait_s = self.expected_wait_s(now)
         if self.num_waiting >= self._max_queued:
             raise Overloaded(f"the queue is full ({self._max_queued} requests)", _retry_after(wait_s))
@@ -90,8 +94,8 @@ class AdmissionQueue(Generic[Item]):
             self._placements.clear()
             self._busy_since = now
         self._arrivals += 1
-        entry = Entry(item, num_tokens, self._arrivals)
-        self._entries.append(entry)
+        entry = Entry(item, num_tokens, self._arrivals, due=now + priority * PRIORITY_STEP_S)
+        self.put_back(entry)
         return entry
 
     def put_back(self, entry: Entry[Item]) -> None:

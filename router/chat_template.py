@@ -6,7 +6,8 @@ client's InvalidRequest.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import jinja2
@@ -18,6 +19,41 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from twostroke.cluster.core.errors import InvalidRequest
 
 Message = Mapping[str, object]
+
+MAX_SHOWN = 200
+"""Characters of a template's own complaint that an error repeats; it may quote the messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How a chat becomes a prompt, beyond its messages."""
+
+    add_generation_prompt: bool = True
+    """End where the assistant is to speak."""
+    continue_final_message: bool = False
+    """End within the last message, so that the answer goes on where that stops. Without `add_generation_prompt`."""
+    variables: Mapping[str, object] = field(default_factory=dict)
+    """What the template may ask for beside (`chat_template_kwargs`); never a name of `RESERVED`."""
+
+
+RESERVED = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"),
+        *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
+        *("raise_exception", "strftime_now", "range", "dict", "lipsum", "cycler", "joiner", "namespace"),
+        *("self", "loop", "caller", "varargs", "kwargs", "true", "false", "none", "True", "False", "None"),
+    }
+)
+"""Names that a template's variables may not take."""
+
+
+def unused_character(texts: Iterable[str]) -> str:
+    """A character that is in none of them: one of Unicode's noncharacters. Raises InvalidRequest if all are."""
+    seen = list(texts)
+    for character in map(chr, range(0xFDD0, 0xFDF0)):
+        if not any(character in text for text in seen):
+            return character
+    raise InvalidRequest("the messages hold every Unicode noncharacter from U+FDD0 to U+FDEF", "messages")
 
 
 class _GenerationBlock(Extension):
@@ -61,16 +97,41 @@ class ChatTemplate:
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt's text, ending where the assistant is to speak. Raises InvalidRequest(messages)."""
+    def render(self, messages: Sequence[Message], options: ChatOptions | None = None) -> str:
+        """The prompt's text. Raises InvalidRequest naming `messages`."""
+        options = options or ChatOptions()
+        if options.continue_final_message:
+            return self._render_unfinished(messages, options)
+        return self._render(messages, options)
+
+    def _render_unfinished(self, messages: Sequence[Message], options: ChatOptions) -> str:
+        """Cut after the last message's text, which a mark finds again wherever the template puts it."""
+        content = messages[-1].get("content")
+        if not isinstance(content, str):
+            raise InvalidRequest("only a message of text can be continued", f"messages[{len(messages) - 1}].content")
+        mark = unused_character(str(value) for message in messages for value in message.values())
+        text = self._render([*messages[:-1], {**messages[-1], "content": content + mark}], options)
+        prompt, found, _ = text.rpartition(mark)
+        if not found:
+            raise InvalidRequest("the chat template does not show the final message, so it cannot go on", "messages")
+        return prompt.replace(mark, "")
+
+    def _render(self, messages: Sequence[Message], options: ChatOptions) -> str:
         try:
             return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+                {
+                    **options.variables,
+                    "messages": messages,
+                    "tools": None,
+                    "documents": None,
+                    "add_generation_prompt": options.add_generation_prompt,
+                    **self._special_tokens,
+                }
             )
         except jinja2.TemplateError as error:
-            raise InvalidRequest(f"the model's chat template refuses these messages: {error}", "messages") from None
-        except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError) as error:
+            shown = str(error)[:MAX_SHOWN]
+            raise InvalidRequest(f"the chat template refuses these messages: {shown}", "messages") from None
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             # Templates are programs: one that adds a string to a missing field fails like this.
-            raise InvalidRequest(
-                f"the model's chat template cannot render these messages: {error}", "messages"
-            ) from error
+            shown = str(error)[:MAX_SHOWN]
+            raise InvalidRequest(f"the chat template cannot render these messages: {shown}", "messages") from error

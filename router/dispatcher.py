@@ -127,6 +127,7 @@ class Dispatcher:
             page_size=infos[0].layout.page_size,
             num_prefill_workers=len(self.fleet.workers(Role.PREFILL)),
             num_decode_workers=len(decode),
+            fingerprint=infos[0].layout.model_fingerprint,
         )
 
     @property

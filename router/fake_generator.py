@@ -8,7 +8,7 @@ Choice j says `answers[j % len(answers)]`, cut at stop strings and `max_tokens` 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from twostroke.cluster.core.errors import Cancelled, DeadlineExceeded, TwostrokeError
@@ -41,6 +41,8 @@ class FakeGenerator:
     failure: Exception | None = None
     """Raised by the stream before token `fail_at`."""
     fail_at: int = 0
+    concerns: Callable[[GenerateRequest], bool] = lambda request: True
+    """The requests that `refusal` and `failure` are for."""
     hold_at: int | None = None
     """Before this token every stream waits for `release`."""
     submitted: list[GenerateRequest] = field(default_factory=list)
@@ -49,7 +51,7 @@ class FakeGenerator:
     released: asyncio.Event = field(default_factory=asyncio.Event)
 
     def submit(self, request: GenerateRequest) -> "FakeStream":
-        if self.refusal is not None:
+        if self.refusal is not None and self.concerns(request):
             raise self.refusal
         cached = any(request.prompt == earlier.prompt for earlier in self.submitted)
         self.submitted.append(request)
@@ -101,9 +103,10 @@ class FakeStream:
             await self._wait_for_release()
         if self.stopped.is_set():
             raise Cancelled("the request was cancelled")
-        if self._owner.failure is not None and index == self._owner.fail_at:
+        failure = self._owner.failure
+        if failure is not None and index == self._owner.fail_at and self._owner.concerns(self._request):
             self._owner.live.pop(self._request.request_id, None)
-            raise self._owner.failure
+            raise failure
 
     async def _wait_for_release(self) -> None:
         waits = [asyncio.ensure_future(event.wait()) for event in (self._owner.released, self.stopped)]

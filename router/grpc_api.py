@@ -134,18 +134,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def _prepare(self, request: pb.GenerateRequest, remaining_s: float | None) -> GenerateRequest:
         params = _params(request, remaining_s)
-        check_params(params)
+        check_params(params, self._config.limits)
         model = serving(request.model, self._generator)
         field = request.WhichOneof("input")
+        template = ""
         if field == "token_ids":
             prompt = list(request.token_ids.ids)
         elif field == "text":
             check_length(len(request.text), model, self._tokenizer, field)
             prompt = await asyncio.to_thread(self._tokenizer.encode, request.text)
         elif field == "chat":
-            messages = read_messages([_plain(message) for message in request.chat.messages], "chat.messages")
+            plain = [_plain(message) for message in request.chat.messages]
+            messages = read_messages(plain, self._config.limits.max_messages, "chat.messages")
             check_length(sum(len(message.content) for message in request.chat.messages), model, self._tokenizer, field)
-            prompt = await asyncio.to_thread(self._tokenizer.encode_chat, messages)
+            prompt, template = await asyncio.to_thread(self._tokenizer.encode_chat, messages)
         else:
             raise InvalidRequest("one of text, token_ids and chat is needed", "input")
         return prepare(
@@ -158,6 +160,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             prompt_field=field,
             client_request_id=request.request_id,
             salt=request.cache_salt,
+            template=template,
         )
 
 

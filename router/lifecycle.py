@@ -70,7 +70,9 @@ class Lifecycle:
         """Take a request on: choice 0 joins the queue, the others after its hand-over. Raises Overloaded."""
         first = record.choices[0]
         now = self._clock.now()
-        first.entry = self._queue.offer(first, first.num_tokens, record.request.time_left_s, now)
+        first.entry = self._queue.offer(
+            first, first.num_tokens, record.request.time_left_s, now, record.request.priority
+        )
         first.queued = True
         self.requests[record.request.request_id] = record
         self.idle.clear()
@@ -85,7 +87,7 @@ class Lifecycle:
         entry = record.choices[0].entry
         assert entry is not None
         for choice in record.choices[1:]:
-            choice.entry = type(entry)(choice, choice.num_tokens, entry.arrival, rank=0)
+            choice.entry = type(entry)(choice, choice.num_tokens, entry.arrival, rank=0, due=entry.due)
             choice.state.since = self._clock.now()
             self._put_back(choice)
 

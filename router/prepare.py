@@ -1,6 +1,6 @@
 """From a client's parameters and prompt to a `GenerateRequest`: what HTTP and gRPC share.
 
-    check_params    ranges of each parameter, without a model
+    check_params    ranges of each parameter, without a model; how many and how long is in `config.limits`
     serving         the model that is asked for is the one served
     check_length    a text that cannot fit is refused before the work of tokenizing it
     prepare         all of it for a tokenized prompt: context, defaults, seed, ends, deadline
@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twostroke.cluster.config import RouterSection
+from twostroke.cluster.config import LimitsSection, RouterSection
 from twostroke.cluster.core.errors import ContextOverflow, InvalidRequest, Unavailable, UnknownModel
 from twostroke.cluster.core.ids import RequestId, new_request_id
 from twostroke.cluster.core.random import draw_seed
@@ -22,11 +22,7 @@ from twostroke.cluster.telemetry.logs import MAX_CLIENT_ID
 from twostroke.router.request import GenerateRequest, Generator, ServedModel
 from twostroke.router.tokenizer import Tokenizer
 
-MAX_CHOICES = 128
-MAX_STOPS = 32
-MAX_STOP_CHARACTERS = 1024
-MAX_STOP_TOKENS = 256
-MAX_SALT_CHARACTERS = 256
+MAX_PRIORITY = 1000
 _SEED_MASK = (1 << 64) - 1
 
 
@@ -53,9 +49,11 @@ class GenerateParams:
     ignore_eos: bool = False
     timeout_s: float | None = None
     """None: `default_timeout_s`. Capped at `max_timeout_s`."""
+    priority: int = 0
+    """Lower goes first, as in vLLM; see `router.admission` for what a step is worth."""
 
 
-def check_params(params: GenerateParams) -> None:
+def check_params(params: GenerateParams, limits: LimitsSection) -> None:
     """Raises InvalidRequest naming the first parameter that is out of its range."""
     if params.max_tokens is not None:
         _check("max_tokens", params.max_tokens, 1)
@@ -71,10 +69,11 @@ def check_params(params: GenerateParams) -> None:
     _check("presence_penalty", params.presence_penalty, -2, 2)
     _check("frequency_penalty", params.frequency_penalty, -2, 2)
     _check("repetition_penalty", params.repetition_penalty, 0, 10, above=True)
-    _check("n", params.n, 1, MAX_CHOICES)
+    _check("n", params.n, 1, limits.max_choices)
+    _check("priority", params.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if params.timeout_s is not None:
         _check("timeout_s", params.timeout_s, 0, above=True)
-    _check_stops(params)
+    _check_stops(params, limits)
 
 
 def _check(name: str, value: float, low: float, high: float = math.inf, *, above: bool = False) -> None:
@@ -89,15 +88,15 @@ def _check(name: str, value: float, low: float, high: float = math.inf, *, above
     raise InvalidRequest(f"{name} must be {wanted}{shown}", name)
 
 
-def _check_stops(params: GenerateParams) -> None:
-    if len(params.stop) > MAX_STOPS:
-        raise InvalidRequest(f"at most {MAX_STOPS} stop strings, not {len(params.stop)}", "stop")
+def _check_stops(params: GenerateParams, limits: LimitsSection) -> None:
+    if len(params.stop) > limits.max_stops:
+        raise InvalidRequest(f"at most {limits.max_stops} stop strings, not {len(params.stop)}", "stop")
     for index, text in enumerate(params.stop):
-        if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
-            raise InvalidRequest(f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters", f"stop[{index}]")
-    if len(params.stop_token_ids) > MAX_STOP_TOKENS:
+        if not 1 <= len(text) <= limits.max_stop_characters:
+            raise InvalidRequest(f"a stop string has 1 to {limits.max_stop_characters} characters", f"stop[{index}]")
+    if len(params.stop_token_ids) > limits.max_stop_tokens:
         raise InvalidRequest(
-            f"at most {MAX_STOP_TOKENS} stop_token_ids, not {len(params.stop_token_ids)}", "stop_token_ids"
+            f"at most {limits.max_stop_tokens} stop_token_ids, not {len(params.stop_token_ids)}", "stop_token_ids"
         )
 
 
@@ -136,21 +135,23 @@ def prepare(
     client_request_id: str = "",
     salt: str = "",
     tenant: str = "default",
+    template: str = "",
 ) -> GenerateRequest:
     """A request ready for `generator.submit`, with an id of its own unless one is given.
 
     Raises InvalidRequest (ContextOverflow, UnknownModel), naming `prompt_field` when it is the prompt that is
     wrong; and Unavailable while no worker is attached.
     """
-    check_params(params)
+    limits = config.limits
+    check_params(params, limits)
     model = serving(model_name, generator)
-    if len(salt) > MAX_SALT_CHARACTERS:
-        raise InvalidRequest(f"cache_salt has at most {MAX_SALT_CHARACTERS} characters", "cache_salt")
+    if len(salt) > limits.max_salt_characters:
+        raise InvalidRequest(f"cache_salt has at most {limits.max_salt_characters} characters", "cache_salt")
     check_client_request_id(client_request_id)
     if not prompt:
         raise InvalidRequest("the prompt has no token", prompt_field)
-    _check_ids(prompt, tokenizer.vocab_size, prompt_field)
-    _check_ids(params.stop_token_ids, tokenizer.vocab_size, "stop_token_ids")
+    check_ids(prompt, tokenizer.vocab_size, prompt_field)
+    check_ids(params.stop_token_ids, tokenizer.vocab_size, "stop_token_ids")
     max_tokens = _max_tokens(len(prompt), params, model, config, prompt_field)
     timeout_s = config.default_timeout_s if params.timeout_s is None else params.timeout_s
     return GenerateRequest(
@@ -178,6 +179,8 @@ def prepare(
         tenant=tenant,
         salt=salt,
         client_request_id=client_request_id,
+        priority=params.priority,
+        template=template,
     )
 
 
@@ -188,6 +191,10 @@ def check_client_request_id(value: str) -> None:
 
 
 def _max_tokens(num_prompt: int, params: GenerateParams, model: ServedModel, config: RouterSection, field: str) -> int:
+    if num_prompt > config.limits.max_prompt_tokens:
+        raise InvalidRequest(
+            f"a prompt has at most {config.limits.max_prompt_tokens} tokens, this one {num_prompt}", field
+        )
     limit = model.max_context
     room = limit - num_prompt
     if room < 1:
@@ -196,7 +203,7 @@ def _max_tokens(num_prompt: int, params: GenerateParams, model: ServedModel, con
             field,
         )
     if params.max_tokens is None:
-        max_tokens = min(config.default_max_tokens, config.max_output_tokens, room)
+        max_tokens = min(config.default_max_tokens, config.limits.max_output_tokens, room)
         if params.min_tokens > max_tokens:
             raise InvalidRequest(
                 f"min_tokens {params.min_tokens} is over the {max_tokens} output tokens there may be", "min_tokens"
@@ -209,14 +216,14 @@ def _max_tokens(num_prompt: int, params: GenerateParams, model: ServedModel, con
             f"were requested, {room} are left",
             "max_tokens",
         )
-    if params.max_tokens > config.max_output_tokens:
-        raise InvalidRequest(
-            f"max_tokens must be at most {config.max_output_tokens}, not {params.max_tokens}", "max_tokens"
-        )
+    most = config.limits.max_output_tokens
+    if params.max_tokens > most:
+        raise InvalidRequest(f"max_tokens must be at most {most}, not {params.max_tokens}", "max_tokens")
     return params.max_tokens
 
 
-def _check_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
+def check_ids(ids: Sequence[int], vocab_size: int, field: str) -> None:
+    """Raises InvalidRequest naming the first id that is no token."""
     # Two passes in C; the loop to find the culprit runs only when there is one.
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
         index = next(index for index, token in enumerate(ids) if not 0 <= token < vocab_size)

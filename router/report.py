@@ -91,6 +91,7 @@ def account(record: RequestRecord, report: RequestReport, metrics: RouterMetrics
         facts={
             "tenant": request.tenant,
             "model": request.model,
+            **({"template": request.template} if request.template else {}),
             "prompt_tokens": report.prompt_tokens,
             "cached_tokens": report.cached_tokens,
             "tokens_out": report.completion_tokens,

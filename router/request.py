@@ -26,6 +26,10 @@ class GenerateRequest:
     salt: str = ""
     adapter: str = ""
     client_request_id: str = ""
+    priority: int = 0
+    """Lower goes first (`router.admission`)."""
+    template: str = ""
+    """Version of the prompt templates that made the prompt, for the log line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,8 @@ class ServedModel:
     page_size: int
     num_prefill_workers: int
     num_decode_workers: int
+    fingerprint: str = ""
+    """Of weights and page layout, as workers publish it."""
 
 
 class TextDecoder(Protocol):

@@ -47,11 +47,11 @@ CLOSE_S = 5.0
 def make_tokenizer(config: Config) -> Tokenizer:
     """Blocking. Raises ConfigError when `model.source` is not a directory: `up` resolves it before."""
     if config.model.fake:
-        return ByteTokenizer()
+        return ByteTokenizer(config.router.templates)
     directory = Path(config.model.source)
     if not directory.is_dir():
         raise ConfigError([f"model.source: {config.model.source} is not a directory; a router takes a resolved one"])
-    return ModelTokenizer(directory)
+    return ModelTokenizer(directory, config.router.templates)
 
 
 async def run(config: Config, stop: asyncio.Event, on_ready: Callable[[Mapping[str, str]], None]) -> None:

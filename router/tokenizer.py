@@ -5,27 +5,33 @@
     generation_config.json, config.json          the model's end tokens and number of embeddings
 
 Special tokens in text. A raw prompt (`/v1/completions`) is parsed for them, since such prompts are often written
-with the model's own markers. In chat, only the template's markers are control tokens: a marker that a message
-contains is encoded as the text it is (FIELD-REPORTS E26), except markers that are not flagged special inside
-assistant messages, which an earlier answer may rightly hold.
+with the model's own markers. In chat, only the template's markers are control tokens (`router.control_tokens`).
 """
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jinja2
 from tokenizers import Tokenizer as HubTokenizer
 
-from twostroke.cluster.config import FAKE_END_TOKEN, FAKE_VOCAB_SIZE
+from twostroke.cluster.config import FAKE_END_TOKEN, FAKE_VOCAB_SIZE, TemplatesSection
 from twostroke.cluster.core.errors import ConfigError, InvalidRequest
-from twostroke.router.chat_template import ChatTemplate, Message
+from twostroke.router.chat_template import ChatOptions, ChatTemplate, Message
+from twostroke.router.control_tokens import ControlTokens
 from twostroke.router.request import TextDecoderFactory
+from twostroke.router.templates import TemplateStore
 from twostroke.router.text import TokenTextDecoderFactory
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ChatPrompt(NamedTuple):
+    tokens: list[int]
+    template: str
+    """Version of the template files that made it; empty when the configuration names none."""
 
 
 class Tokenizer(Protocol):
@@ -46,12 +52,20 @@ class Tokenizer(Protocol):
         """No token stands for more bytes of text; 0 when that is not known."""
         ...
 
-    def encode(self, text: str) -> list[int]:
-        """A raw prompt, with what the model wants around it (usually a begin token)."""
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """A raw prompt, with what the model wants around it (usually a begin token) unless that is turned off."""
         ...
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Raises InvalidRequest when the template refuses the messages."""
+    def encode_chat(self, messages: Sequence[Message], options: ChatOptions | None = None) -> ChatPrompt:
+        """Raises InvalidRequest when the template refuses the messages. May read template files."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of any ids of the vocabulary, control tokens as the markers they are written as."""
+        ...
+
+    def token_text(self, token_id: int) -> str:
+        """How the vocabulary spells a token; empty for an id without a token."""
         ...
 
     @property
@@ -64,7 +78,9 @@ class ByteTokenizer:
     BEGIN = 256
     END = FAKE_END_TOKEN
 
-    def __init__(self) -> None:
+    def __init__(self, templates: TemplatesSection | None = None) -> None:
+        """Raises ConfigError for template files that are wrong."""
+        self._templates = TemplateStore(templates or TemplatesSection(), None, {})
         self._factory = TokenTextDecoderFactory([bytes([value]) for value in range(256)] + [b"", b""])
 
     @property
@@ -83,36 +99,51 @@ class ByteTokenizer:
     def text_decoders(self) -> TextDecoderFactory:
         return self._factory
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """BEGIN, role, newline, content, END for each message; then BEGIN and the assistant's role."""
+    def encode_chat(self, messages: Sequence[Message], options: ChatOptions | None = None) -> ChatPrompt:
+        """BEGIN, role, newline, content, END for each message; then BEGIN and the assistant's role. With a template
+        file: the bytes of what that renders.
+        """
+        options = options or ChatOptions()
+        templates = self._templates.current()
+        whole = templates.with_system(list(messages))
+        if templates.chat is not None:
+            return ChatPrompt(list(templates.chat.render(whole, options).encode()), templates.version)
         tokens: list[int] = []
-        for message in messages:
+        for message in whole:
             tokens += [self.BEGIN, *f"{message['role']}\n{message['content']}".encode(), self.END]
-        return [*tokens, self.BEGIN, *b"assistant\n"]
+        if options.continue_final_message:
+            tokens.pop()
+        elif options.add_generation_prompt:
+            tokens += [self.BEGIN, *b"assistant\n"]
+        return ChatPrompt(tokens, templates.version)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """BEGIN and END have no text."""
+        return bytes(token for token in ids if token < self.BEGIN).decode(errors="replace")
+
+    def token_text(self, token_id: int) -> str:
+        if token_id >= self.BEGIN:
+            return {self.BEGIN: "<begin>", self.END: "<end>"}.get(token_id, "")
+        return chr(token_id) if 0x20 < token_id < 0x7F else f"<0x{token_id:02X}>"
 
 
 class ModelTokenizer:
     """The tokenizer of a model directory. Raises ConfigError naming the file that is missing or wrong."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, templates: TemplatesSection | None = None) -> None:
         source = _read(directory / "tokenizer.json")
         settings = _read_json(directory / "tokenizer_config.json")
         self._tokenizer = HubTokenizer.from_str(source)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._plain, has_normalizer = _without_added_tokens(source)
-        self._added = {
-            token.content: (token_id, token.special)
-            for token_id, token in self._tokenizer.get_added_tokens_decoder().items()
-            if token.content
-        }
-        # Longest first: of two markers that begin alike the longer is meant. One pass, whatever the prompt.
-        self._markers = re.compile("|".join(map(re.escape, sorted(self._added, key=len, reverse=True))))
+        plain, has_normalizer = _without_added_tokens(source)
+        self._control = ControlTokens(self._tokenizer, plain)
         special_tokens = _special_tokens(settings)
-        self._template = _chat_template(directory, settings, special_tokens)
+        own = _chat_template(directory, settings, special_tokens)
+        self._templates = TemplateStore(templates or TemplatesSection(), own, special_tokens)
         self._end_token_ids = self._find_ends(directory, special_tokens.get("eos_token", ""))
         self._vocab_size = self._find_vocab_size(directory)
         token_bytes = _token_bytes(self._tokenizer, source, directory)
@@ -136,61 +167,27 @@ class ModelTokenizer:
     def text_decoders(self) -> TextDecoderFactory:
         return self._factory
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        if self._template is None:
+    def encode_chat(self, messages: Sequence[Message], options: ChatOptions | None = None) -> ChatPrompt:
+        options = options or ChatOptions()
+        templates = self._templates.current()
+        template = templates.chat
+        if template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", "messages")
-        if not any(marker in text for message in messages for text, marker in self._suspects(message)):
-            return list(self._tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids)
-        return self._encode_guarded(messages)
 
-    def _suspects(self, message: Message) -> Iterable[tuple[str, str]]:
-        """(text of the message, marker that would be taken for a control token in it)."""
-        assistant = message.get("role") == "assistant"
-        for text in message.values():
-            if isinstance(text, str):
-                for marker, (_, special) in self._added.items():
-                    if special or not assistant:
-                        yield text, marker
+        def render(messages: Sequence[Message], variables: Mapping[str, object]) -> str:
+            return template.render(messages, replace(options, variables=variables))
 
-    def _encode_guarded(self, messages: Sequence[Message]) -> list[int]:
-        """Encode so that markers within messages stay text.
+        whole = templates.with_system(list(messages))
+        return ChatPrompt(self._control.encode(whole, options.variables, render), templates.version)
 
-        A guard character that occurs nowhere goes into each such marker before rendering; the rendered text is
-        then cut at the markers that remain, which are the template's, and the guards are removed from the rest.
-        """
-        assert self._template is not None
-        texts = [text for message in messages for text in message.values() if isinstance(text, str)]
-        guard = next((c for c in map(chr, range(0xFDD0, 0xFDF0)) if not any(c in text for text in texts)), None)
-        if guard is None:
-            raise InvalidRequest("messages hold every Unicode noncharacter together with a control token", "messages")
-        guarded: list[Message] = []
-        for message in messages:
-            markers = sorted({marker for text, marker in self._suspects(message) if marker in text}, key=len)
-            fields = dict(message)
-            for name, text in fields.items():
-                if isinstance(text, str):
-                    for marker in reversed(markers):
-                        text = text.replace(marker, marker[0] + guard + marker[1:])
-                    fields[name] = text
-            guarded.append(fields)
-        tokens: list[int] = []
-        for piece, token_id in self._cut(self._template.render(guarded)):
-            text = piece.replace(guard, "")
-            tokens += self._plain.encode(text, add_special_tokens=False).ids if text else ()
-            if token_id is not None:
-                tokens.append(token_id)
-        return tokens
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    def _cut(self, text: str) -> Iterable[tuple[str, int | None]]:
-        """Text split at markers, as (text before, the marker's id); leftmost first, longest of those."""
-        start = 0
-        for match in self._markers.finditer(text):
-            yield text[start : match.start()], self._added[match.group()][0]
-            start = match.end()
-        yield text[start:], None
+    def token_text(self, token_id: int) -> str:
+        return self._tokenizer.id_to_token(token_id) or ""
 
     def _find_ends(self, directory: Path, eos_token: str) -> tuple[int, ...]:
         ends: set[int] = set()

@@ -17,7 +17,7 @@ from twostroke.cluster.config import RouterSection
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.router.fake_generator import FakeGenerator
 from twostroke.router.gateway.app import create_app
-from twostroke.router.tokenizer import ByteTokenizer
+from twostroke.router.tokenizer import ByteTokenizer, Tokenizer
 
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
@@ -71,9 +71,11 @@ class Gateway:
 
 
 @asynccontextmanager
-async def gateway(config: RouterSection | None = None, **fields: Any) -> AsyncIterator[Gateway]:
+async def gateway(
+    config: RouterSection | None = None, tokenizer: Tokenizer | None = None, **fields: Any
+) -> AsyncIterator[Gateway]:
     """`fields` go to the FakeGenerator. Leaving the context checks that no request is live."""
-    tokenizer = ByteTokenizer()
+    tokenizer = tokenizer or ByteTokenizer()
     generator = FakeGenerator(tokenizer, **fields)
     registry = CollectorRegistry()
     app = create_app(generator, tokenizer, config or RouterSection(), RouterMetrics(registry, "fake"), registry)

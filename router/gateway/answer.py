@@ -1,4 +1,4 @@
-"""One accepted request over HTTP, from `submit` to the last byte.
+"""One accepted request over HTTP, of one prompt or of several (`gateway.batch`), from `submit` to the last byte.
 
     submit       refused: its status and error
     first item   nothing is sent before it, so that an early failure still has a status
@@ -11,7 +11,7 @@ that takes nothing for `SEND_TIMEOUT_S` is left; long before, the dispatcher has
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import orjson
@@ -25,6 +25,7 @@ from twostroke.cluster.core.sampling import FinishReason
 from twostroke.cluster.telemetry.logs import log_request
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.cluster.wire.status import to_http
+from twostroke.router.gateway.batch import submit
 from twostroke.router.gateway.errors import error_response, json_response
 from twostroke.router.gateway.forms import Envelope, Json
 from twostroke.router.request import (
@@ -58,7 +59,7 @@ class Answer(Response):
     def __init__(
         self,
         generator: Generator,
-        request: GenerateRequest,
+        requests: Sequence[GenerateRequest],
         envelope: Envelope,
         metrics: RouterMetrics,
         *,
@@ -68,7 +69,7 @@ class Answer(Response):
         """No `super().__init__`: there is no content yet, and what Response prepares is for content."""
         self.background = None
         self._generator = generator
-        self._request = request
+        self._requests = requests
         self._envelope = envelope
         self._metrics = metrics
         self._streamed = streamed
@@ -76,15 +77,15 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            stream = self._generator.submit(self._request)
+            stream = submit(self._generator, self._requests)
         except TwostrokeError as error:
             # The dispatcher counts it; what it did not accept, it does not log.
             log_request(
                 log,
-                request_id=self._request.request_id,
+                request_id=self._requests[0].request_id,
                 outcome=error.code,
                 endpoint=self._endpoint,
-                client_request_id=self._request.client_request_id,
+                client_request_id=self._requests[0].client_request_id,
             )
             await error_response(error)(scope, receive, send)
             return

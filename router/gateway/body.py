@@ -1,6 +1,6 @@
 """Reading a JSON body that anybody may have sent: bounded while it is read, with a deadline, strict.
 
-JSON is what RFC 8259 says: UTF-8, no NaN or Infinity, no lone surrogates, at most 1024 levels (orjson's limits).
+JSON is what RFC 8259 says: UTF-8, no NaN or Infinity, no lone surrogates; and of bounded depth.
 """
 
 import asyncio
@@ -10,17 +10,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
+from twostroke.cluster.config import RouterSection
 from twostroke.cluster.core.errors import BodyTooLarge, InvalidRequest
 
 READ_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 1.0
 
 
-async def read_object(scope: Scope, receive: Receive, max_bytes: int) -> dict[str, object]:
-    """The JSON object in the body.
+async def read_object(scope: Scope, receive: Receive, config: RouterSection) -> dict[str, object]:
+    """The JSON object in the body, of at most `max_body_bytes` and `limits.max_json_depth` levels.
 
     Raises InvalidRequest, BodyTooLarge as soon as that is known, HTTPException (408, 415) or ClientDisconnect.
     """
+    max_bytes = config.max_body_bytes
     headers: dict[bytes, bytes] = dict(scope["headers"])
     kind = headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
     if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
@@ -34,18 +36,44 @@ async def read_object(scope: Scope, receive: Receive, max_bytes: int) -> dict[st
             data = await _read(receive, max_bytes)
     except TimeoutError:
         raise HTTPException(408, f"the body did not arrive within {READ_TIMEOUT_S:g} s") from None
-    return parse_object(data)
+    return parse_object(data, config.limits.max_json_depth)
 
 
-def parse_object(data: bytes | bytearray) -> dict[str, object]:
+def parse_object(data: bytes | bytearray, max_depth: int) -> dict[str, object]:
     """Raises InvalidRequest for anything but one JSON object."""
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
+        if any(words in str(error).lower() for words in ("depth limit", "recursion limit")):  # orjson's, at 1024
+            raise _too_deep(max_depth) from None
         raise InvalidRequest(f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise InvalidRequest("the body must be a JSON object")
+    # Nearly every body is cleared by counting, which runs in C; brackets within strings only cost the longer look.
+    if data.count(b"{") + data.count(b"[") > max_depth:
+        _check_depth(value, max_depth)
     return value
+
+
+def _check_depth(value: dict[str, object], max_depth: int) -> None:
+    """Level by level. Raises InvalidRequest naming the field at the top that is too deep."""
+    for name, field in value.items():
+        level: list[dict[str, object] | list[object]] = [field] if isinstance(field, dict | list) else []
+        for _ in range(max_depth - 1):
+            level = [
+                inner
+                for outer in level
+                for inner in (outer.values() if isinstance(outer, dict) else outer)
+                if isinstance(inner, dict | list)
+            ]
+            if not level:
+                break
+        else:
+            raise _too_deep(max_depth, name[:128])
+
+
+def _too_deep(max_depth: int, field: str | None = None) -> InvalidRequest:
+    return InvalidRequest(f"the body is nested over {max_depth} levels deep", field)
 
 
 async def drain(receive: Receive) -> None:

@@ -1,35 +1,63 @@
-"""The fields that take several shapes: `prompt`, `messages`, `stop`, `stop_token_ids`.
+"""The fields that take several shapes: `prompt`, `messages`, `chat_template_kwargs`, `stop`, `stop_token_ids`.
 
 Written by hand, since a schema's union reports one mistake once per alternative, and a list of a million wrong items
 a million times.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from twostroke.cluster.core.errors import InvalidRequest
-from twostroke.router.chat_template import Message
+from twostroke.router.chat_template import RESERVED, Message
 
-ROLES = ("system", "user", "assistant")
-MAX_MESSAGES = 8192
+ROLES = ("system", "developer", "user", "assistant")
+"""`developer` is what newer clients call `system`; templates know only the older word."""
+MAX_NAME = 64
+_NAME = re.compile(r"[^\s<|\\/>]{1,64}\Z")
+"""OpenAI's rule for names. It also keeps a name from being a piece of a control token."""
+MAX_VARIABLES = 64
+_VARIABLE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}\Z")
 _EMPTY_IN_MESSAGES = frozenset({"annotations", "audio", "function_call", "reasoning_content", "refusal", "tool_calls"})
 """An answer's message that the client sends back has these; they may hold nothing (null or [])."""
 
 
-def read_prompt(value: object) -> str | list[int]:
-    """A string, a list of token ids, or a list that holds one of either."""
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        value = value[0]
-    if isinstance(value, str):
-        if not value:
-            raise InvalidRequest("the prompt is empty", "prompt")
-        return value
-    if not isinstance(value, list):
-        raise InvalidRequest("prompt must be a string or a list of token ids", "prompt")
+Prompt = str | list[int]
+
+
+def read_prompts(value: object, max_prompts: int) -> list[tuple[str, Prompt]]:
+    """(field, prompt) of each: a string, a list of token ids, or a list of either kind."""
+    if not isinstance(value, list) or not value or not isinstance(value[0], str | list):
+        return [("prompt", _prompt(value, "prompt"))]
+    if len(value) > max_prompts:
+        raise InvalidRequest(f"at most {max_prompts} prompts a request, not {len(value)}", "prompt")
+    kind = type(value[0])
+    for index, item in enumerate(value):
+        if type(item) is not kind:
+            raise InvalidRequest("prompts must be all strings, or all lists of token ids", f"prompt[{index}]")
+    return [(f"prompt[{index}]", _prompt(item, f"prompt[{index}]")) for index, item in enumerate(value)]
+
+
+def _prompt(value: object, field: str) -> Prompt:
+    if not isinstance(value, str | list):
+        raise InvalidRequest("prompt must be a string or a list of token ids, or a list of these", field)
     if not value:
-        raise InvalidRequest("the prompt is empty", "prompt")
-    if len(value) > 1 and isinstance(value[0], str | list):
-        raise InvalidRequest(f"one prompt a request, not {len(value)}", "prompt")
-    return _integers(value, "prompt")
+        raise InvalidRequest("the prompt is empty", field)
+    return value if isinstance(value, str) else read_ids(value, field)
+
+
+def read_variables(value: object) -> dict[str, object]:
+    """`chat_template_kwargs`: names that a template may ask for, to any JSON."""
+    field = "chat_template_kwargs"
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidRequest(f"{field} must be an object", field)
+    if len(value) > MAX_VARIABLES:
+        raise InvalidRequest(f"at most {MAX_VARIABLES} {field}, not {len(value)}", field)
+    for name in value:
+        if name in RESERVED or not _VARIABLE.match(name):
+            raise InvalidRequest("a template cannot be given a variable of this name", f"{field}.{name[:128]}")
+    return dict(value)
 
 
 def read_stop(value: object) -> tuple[str, ...]:
@@ -50,15 +78,15 @@ def read_stop_token_ids(value: object) -> tuple[int, ...]:
         return ()
     if not isinstance(value, list):
         raise InvalidRequest("stop_token_ids must be a list of integers", "stop_token_ids")
-    return tuple(_integers(value, "stop_token_ids"))
+    return tuple(read_ids(value, "stop_token_ids"))
 
 
-def read_messages(value: object, field: str = "messages") -> list[Message]:
+def read_messages(value: object, max_messages: int, field: str = "messages") -> list[Message]:
     """Messages with a role, text and maybe a name. Text parts are joined by newlines, as vLLM joins them."""
     if not isinstance(value, list) or not value:
         raise InvalidRequest("messages must be a list of at least one message", field)
-    if len(value) > MAX_MESSAGES:
-        raise InvalidRequest(f"at most {MAX_MESSAGES} messages, not {len(value)}", field)
+    if len(value) > max_messages:
+        raise InvalidRequest(f"at most {max_messages} messages, not {len(value)}", field)
     return [_message(message, f"{field}[{index}]") for index, message in enumerate(value)]
 
 
@@ -68,6 +96,8 @@ def _message(value: object, path: str) -> Message:
     role = value.get("role")
     if role not in ROLES:
         raise InvalidRequest(f"role must be one of {', '.join(ROLES)}", f"{path}.role")
+    if role == "developer":
+        role = "system"
     message: dict[str, object] = {"role": role, "content": _text(value.get("content"), f"{path}.content")}
     for name, item in value.items():
         if name in message or (name in _EMPTY_IN_MESSAGES and item in (None, [])):
@@ -78,6 +108,10 @@ def _message(value: object, path: str) -> Message:
         if not isinstance(item, str | None):
             raise InvalidRequest("a name must be a string", shown)
         if item is not None:
+            if not _NAME.match(item):
+                raise InvalidRequest(
+                    f"a name has 1 to {MAX_NAME} characters, without white space and none of < | \\ / >", shown
+                )
             message["name"] = item
     return message
 
@@ -89,8 +123,10 @@ def _text(value: object, path: str) -> str:
         raise InvalidRequest("content must be a string or a list of text parts", path)
     texts: list[str] = []
     for index, part in enumerate(value):
-        if not isinstance(part, dict) or part.get("type") != "text":
-            raise InvalidRequest("only parts of type text are supported", f"{path}[{index}].type")
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            shown = f", not {kind[:64]!r}" if isinstance(kind, str) else ""
+            raise InvalidRequest(f"only parts of type 'text' are supported{shown}", f"{path}[{index}].type")
         text = part.get("text")
         if not isinstance(text, str):
             raise InvalidRequest("text must be a string", f"{path}[{index}].text")
@@ -98,7 +134,8 @@ def _text(value: object, path: str) -> str:
     return "\n".join(texts)
 
 
-def _integers(values: Sequence[object], field: str) -> list[int]:
+def read_ids(values: Sequence[object], field: str) -> list[int]:
+    """Integers; whether they are tokens is for the tokenizer to say."""
     found = [value for value in values if type(value) is int]  # `type`: true is no 1
     if len(found) < len(values):
         index = next(index for index, value in enumerate(values) if type(value) is not int)

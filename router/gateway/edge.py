@@ -1,6 +1,8 @@
 """The outermost layer: ids, counting, and the answer when our own code fails.
 
-`scope["state"]` gets `request_id` (ours) and `client_request_id` (checked, or empty).
+`scope["state"]` gets `request_id` (ours) and `client_request_id` (checked, or empty). An answer carries the client's
+id in `x-request-id`, ours if there is none, and always ours in `x-twostroke-request-id`: two requests may come with one
+id (FIELD-REPORTS E24), so everything inside, and Cancel over gRPC, goes by ours.
 """
 
 import structlog
@@ -29,7 +31,7 @@ class Edge:
             return
         request_id = new_request_id()
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
-        extra = [(b"x-request-id", request_id.encode())]
+        extra = [(b"x-request-id", request_id.encode()), (b"x-twostroke-request-id", request_id.encode())]
         started = False
 
         async def send_named(message: Message) -> None:
@@ -48,7 +50,7 @@ class Edge:
             await error_response(error)(scope, receive, send_named)
             return
         if given:
-            extra.append((b"x-client-request-id", given.encode()))
+            extra[0] = (b"x-request-id", given.encode())
         scope["state"] = {**scope.get("state", {}), "request_id": request_id, "client_request_id": given}
         try:
             await self._app(scope, receive, send_named)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from twostroke.cluster.core.ids import RequestId
 from twostroke.cluster.core.sampling import FinishReason
 from twostroke.router.request import RequestReport
 
@@ -58,10 +57,15 @@ class Envelope:
     """What every piece of one answer has in common."""
 
     form: Form
-    request_id: RequestId
+    request_id: str
+    """The client's own, if it sent one."""
     model: str
     created: int
     """Unix seconds."""
+    fingerprint: str = ""
+    echoes: tuple[str, ...] = ()
+    """With `echo`: the text of each prompt, which its answers begin with."""
+    choices_per_prompt: int = 1
     include_usage: bool = False
     include_report: bool = False
     _chunk: Json = field(init=False)
@@ -73,6 +77,8 @@ class Envelope:
         object.__setattr__(self, "_chunk", chunk)
 
     def chunk(self, index: int, text: str, finish: FinishReason | None, *, is_first: bool) -> Json:
+        if is_first:
+            text = self._echo(index) + text
         choice = self.form.chunk_choice(index, text, finish, is_first=is_first)
         return {**self._chunk, "choices": [choice]}
 
@@ -81,8 +87,14 @@ class Envelope:
         return {**self._chunk, **self._usage(report)}
 
     def whole(self, texts: Mapping[int, str], finishes: Mapping[int, FinishReason], report: RequestReport) -> Json:
-        choices = [self.form.whole_choice(index, texts.get(index, ""), finishes[index]) for index in sorted(finishes)]
+        choices = [
+            self.form.whole_choice(index, self._echo(index) + texts.get(index, ""), finishes[index])
+            for index in sorted(finishes)
+        ]
         return {**self._head(self.form.whole_object), "choices": choices, **self._usage(report)}
+
+    def _echo(self, index: int) -> str:
+        return self.echoes[index // self.choices_per_prompt] if self.echoes else ""
 
     def _head(self, kind: str) -> Json:
         return {
@@ -90,6 +102,7 @@ class Envelope:
             "object": kind,
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.fingerprint,
         }
 
     def _usage(self, report: RequestReport) -> Json:

@@ -3,42 +3,51 @@
 Rules for fields, in this order:
 
     null                         the same as not sent, for every field that is known
-    harmless and not used here   ignored (`IGNORED`)
+    harmless and not used here   ignored, of the right type (`IGNORED`)
     known to OpenAI, not served  refused, unless the value asks for nothing (`UNSERVED`)
     unknown                      refused: a misspelt field must not pass silently
     served                       strict types: no "5" for 5, no true for 1
 
 Fields beyond OpenAI's (`min_tokens`, `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`, `ignore_eos`,
-`cache_salt`) are called as vLLM calls them; `timeout` is in seconds.
+`cache_salt`, `priority`, `add_generation_prompt`, `continue_final_message`, `chat_template_kwargs`) are called as vLLM
+calls them; `timeout` is in seconds.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
+from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest
-from twostroke.router.chat_template import Message
-from twostroke.router.gateway.content import read_messages, read_prompt, read_stop, read_stop_token_ids
-from twostroke.router.prepare import GenerateParams, check_params
-
-IGNORED = frozenset(
-    {
-        "metadata",
-        "parallel_tool_calls",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-    }
+from twostroke.router.chat_template import ChatOptions, Message
+from twostroke.router.gateway.content import (
+    ROLES,
+    Prompt,
+    read_messages,
+    read_prompts,
+    read_stop,
+    read_stop_token_ids,
+    read_variables,
 )
+from twostroke.router.prepare import MAX_PRIORITY, GenerateParams, check_params
+
+IGNORED: Mapping[str, type] = {
+    "metadata": dict,
+    "parallel_tool_calls": bool,
+    "prompt_cache_key": str,
+    "prompt_cache_retention": str,
+    "safety_identifier": str,
+    "service_tier": str,
+    "user": str,
+}
 
 UNSERVED: Mapping[str, tuple[object, ...]] = {
     "audio": (),
     "best_of": (1,),
+    "chat_template": (),
+    "documents": ([],),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
@@ -48,6 +57,7 @@ UNSERVED: Mapping[str, tuple[object, ...]] = {
     "prediction": (),
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
+    "store": (False,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -60,18 +70,23 @@ UNSERVED: Mapping[str, tuple[object, ...]] = {
 MAX_SHOWN = 128
 """Characters of a client's field name that an error repeats."""
 
-Number = Annotated[float, Field(allow_inf_nan=True)]
-"""Also an integer. Ranges are checked by `router.prepare`, for HTTP and gRPC alike."""
+_WORDS = {dict: "an object", bool: "true or false", str: "a string"}
+
+
+def _shown(**bounds: float) -> Any:
+    """Bounds for the OpenAPI document. They are checked by `router.prepare`, for HTTP and gRPC alike."""
+    return Field(json_schema_extra={**bounds})
+
 
 _TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-_ONE_PROMPT = {"anyOf": [{"type": "string"}, _IDS, {"type": "array", "maxItems": 1, "items": {"type": "string"}}]}
+IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_PROMPTS = {"anyOf": [{"type": "string"}, IDS, {"type": "array", "items": {"anyOf": [{"type": "string"}, IDS]}}]}
 _PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
 _MESSAGE = {
     "type": "object",
     "required": ["role", "content"],
     "properties": {
-        "role": {"enum": ["system", "user", "assistant"]},
+        "role": {"enum": list(ROLES)},
         "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]},
         "name": {"type": "string"},
     },
@@ -90,33 +105,59 @@ class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     model: str
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: Number = 1.0
-    top_p: Number = 1.0
-    top_k: int = 0
-    min_p: Number = 0.0
-    seed: int | None = None
-    presence_penalty: Number = 0.0
-    frequency_penalty: Number = 0.0
-    repetition_penalty: Number = 1.0
-    n: int = 1
+    max_tokens: Annotated[int | None, _shown(minimum=1)] = None
+    min_tokens: Annotated[int, _shown(minimum=0)] = 0
+    temperature: Annotated[float, _shown(minimum=0, maximum=2)] = 1.0
+    top_p: Annotated[float, _shown(exclusiveMinimum=0, maximum=1)] = 1.0
+    top_k: Annotated[int, _shown(minimum=-1)] = 0
+    min_p: Annotated[float, _shown(minimum=0, maximum=1)] = 0.0
+    seed: Annotated[int | None, _shown(minimum=-(1 << 63), maximum=(1 << 64) - 1)] = None
+    presence_penalty: Annotated[float, _shown(minimum=-2, maximum=2)] = 0.0
+    frequency_penalty: Annotated[float, _shown(minimum=-2, maximum=2)] = 0.0
+    repetition_penalty: Annotated[float, _shown(exclusiveMinimum=0, maximum=10)] = 1.0
+    n: Annotated[int, _shown(minimum=1)] = 1
     stop: Annotated[object, WithJsonSchema(_TEXTS)] = None
-    stop_token_ids: Annotated[object, WithJsonSchema(_IDS)] = None
+    stop_token_ids: Annotated[object, WithJsonSchema(IDS)] = None
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     cache_salt: str = ""
+    priority: Annotated[int, _shown(minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY)] = 0
 
 
 class CompletionBody(_Body):
-    prompt: Annotated[object, WithJsonSchema(_ONE_PROMPT)]
+    prompt: Annotated[object, WithJsonSchema(_PROMPTS)]
+    best_of: Annotated[int | None, _shown(minimum=1)] = None
+    echo: bool = False
+
+
+Messages = Annotated[object, WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE})]
+Variables = Annotated[object, WithJsonSchema({"type": "object"})]
 
 
 class ChatBody(_Body):
-    messages: Annotated[object, WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE})]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: Variables = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    messages: list[Message]
+    options: ChatOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Of `/v1/completions`: each is answered `n` times, and choice `i` answers prompt `i // n`."""
+
+    prompts: list[tuple[str, Prompt]]
+    """With the field of the body that each stands in."""
+    echo: bool
+    """Answers begin with their prompt's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +165,7 @@ class Ask:
     """A body understood, before anything is known of the model."""
 
     model: str
-    prompt: str | list[int] | list[Message]
+    prompt: Prompts | Chat
     params: GenerateParams
     streamed: bool
     include_usage: bool
@@ -133,24 +174,52 @@ class Ask:
     """What the client calls it."""
 
 
-def parse_completion(body: dict[str, object]) -> Ask:
+def parse_completion(body: dict[str, object], limits: LimitsSection) -> Ask:
     """Raises InvalidRequest naming the field."""
-    parsed = _validate(CompletionBody, body)
-    return _ask(parsed, read_prompt(parsed.prompt), parsed.max_tokens, "max_tokens")
+    parsed = validate(CompletionBody, body)
+    prompts = Prompts(read_prompts(parsed.prompt, limits.max_choices), parsed.echo)
+    ask = _ask(parsed, prompts, limits, parsed.max_tokens, "max_tokens")
+    if parsed.best_of is not None and parsed.best_of < parsed.n:
+        raise InvalidRequest(f"best_of must be at least n, {parsed.n}", "best_of")
+    if parsed.best_of is not None and parsed.best_of > parsed.n:
+        raise InvalidRequest("best_of over n is not supported here: every answer made is returned", "best_of")
+    num_choices = len(prompts.prompts) * parsed.n
+    if num_choices > limits.max_choices:
+        count = len(prompts.prompts)
+        raise InvalidRequest(
+            f"{count} prompts with n {parsed.n} are {num_choices} choices; at most {limits.max_choices}", "prompt"
+        )
+    return ask
 
 
-def parse_chat(body: dict[str, object]) -> Ask:
+def parse_chat(body: dict[str, object], limits: LimitsSection) -> Ask:
     """Raises InvalidRequest naming the field."""
-    parsed = _validate(ChatBody, body)
+    parsed = validate(ChatBody, body)
     max_tokens, field = parsed.max_tokens, "max_tokens"
     if parsed.max_completion_tokens is not None:
         if max_tokens not in (None, parsed.max_completion_tokens):
             raise InvalidRequest("max_tokens and max_completion_tokens differ", "max_completion_tokens")
         max_tokens, field = parsed.max_completion_tokens, "max_completion_tokens"
-    return _ask(parsed, read_messages(parsed.messages), max_tokens, field)
+    options = read_chat_options(
+        parsed.add_generation_prompt, parsed.continue_final_message, parsed.chat_template_kwargs
+    )
+    chat = Chat(read_messages(parsed.messages, limits.max_messages), options)
+    return _ask(parsed, chat, limits, max_tokens, field)
 
 
-def _ask(body: _Body, prompt: str | list[int] | list[Message], max_tokens: int | None, max_tokens_field: str) -> Ask:
+def read_chat_options(
+    add_generation_prompt: bool | None, continue_final_message: bool, variables: object
+) -> ChatOptions:
+    """`add_generation_prompt` not sent: unless the final message is continued. Raises InvalidRequest."""
+    if continue_final_message and add_generation_prompt:
+        raise InvalidRequest("continue_final_message excludes add_generation_prompt", "continue_final_message")
+    generation = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+    return ChatOptions(generation, continue_final_message, read_variables(variables))
+
+
+def _ask(
+    body: _Body, prompt: Prompts | Chat, limits: LimitsSection, max_tokens: int | None, max_tokens_field: str
+) -> Ask:
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", "stream_options")
     params = GenerateParams(
@@ -169,8 +238,9 @@ def _ask(body: _Body, prompt: str | list[int] | list[Message], max_tokens: int |
         stop_token_ids=read_stop_token_ids(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
         timeout_s=body.timeout,
+        priority=body.priority,
     )
-    check_params(params)
+    check_params(params, limits)
     return Ask(
         model=body.model,
         prompt=prompt,
@@ -182,20 +252,29 @@ def _ask(body: _Body, prompt: str | list[int] | list[Message], max_tokens: int |
     )
 
 
-Body = TypeVar("Body", bound=_Body)
+Body = TypeVar("Body", bound=BaseModel)
 
 
-def _validate(kind: type[Body], body: dict[str, object]) -> Body:
+def validate(
+    kind: type[Body],
+    body: dict[str, object],
+    unserved: Mapping[str, tuple[object, ...]] = UNSERVED,
+    ignored: Mapping[str, type] = IGNORED,
+) -> Body:
+    """The fields of one endpoint by the rules above. Raises InvalidRequest naming the first that is wrong."""
     served = kind.model_fields
     kept: dict[str, object] = {}
     for name, value in body.items():
         if name in served:
             if value is not None:
                 kept[name] = value
-        elif name in UNSERVED:
-            if value is not None and not _asks_for_nothing(value, UNSERVED[name]):
+        elif name in unserved:
+            if value is not None and not _asks_for_nothing(value, unserved[name]):
                 raise InvalidRequest(f"{name} is not supported here", name)
-        elif name not in IGNORED:
+        elif name in ignored:
+            if value is not None and type(value) is not ignored[name]:
+                raise InvalidRequest(f"{name} must be {_WORDS[ignored[name]]}", name)
+        else:
             shown = name[:MAX_SHOWN]
             raise InvalidRequest(f"unknown field {shown!r}", shown)
     try:
@@ -216,4 +295,4 @@ def _path(location: tuple[int | str, ...]) -> str:
     return text.removeprefix(".")
 
 
-Parser = Callable[[dict[str, object]], Ask]
+Parser = Callable[[dict[str, object], LimitsSection], Ask]

@@ -32,6 +32,12 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     (CHAT, {"messages": [{**USER, "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls"),
     (CHAT, {"messages": [{**USER, "name": 5}]}, "messages[0].name"),
+    (CHAT, {"messages": [{**USER, "name": ""}]}, "messages[0].name"),
+    (CHAT, {"messages": [{**USER, "name": "<|im_start|>"}]}, "messages[0].name"),
+    (CHAT, {"messages": [{**USER, "name": "x" * 65}]}, "messages[0].name"),
+    (CHAT, {"messages": [USER] * 10_000}, "messages"),
+    (CHAT, {"messages": [{"role": "user", "content": ["Hi"]}]}, "messages[0].content[0].type"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": {}}]}]}, "messages[0].content[0].type"),
     (CHAT, {"messages": [{**USER, "nmae": "x"}]}, "messages[0].nmae"),
     (CHAT, {"messages": [{"role": "user", "content": "x" * LIMIT}]}, "messages"),
     (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
@@ -50,18 +56,46 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),
     (COMPLETION, {"logit_bias": {"5": 100}}, "logit_bias"),
-    (COMPLETION, {"echo": True}, "echo"),
     (COMPLETION, {"best_of": 2}, "best_of"),
+    (COMPLETION, {"best_of": 1, "n": 2}, "best_of"),
+    (COMPLETION, {"best_of": 0}, "best_of"),
+    (COMPLETION, {"best_of": True}, "best_of"),
+    (COMPLETION, {"echo": 1}, "echo"),
+    (CHAT, {"echo": True}, "echo"),
     (COMPLETION, {"suffix": "x"}, "suffix"),
+    (CHAT, {"store": True}, "store"),
+    (CHAT, {"user": 5}, "user"),
+    (CHAT, {"metadata": "x"}, "metadata"),
+    (CHAT, {"service_tier": ["auto"]}, "service_tier"),
+    (CHAT, {"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+    (CHAT, {"chat_template": "{{ messages }}"}, "chat_template"),
+    (CHAT, {"documents": [{"text": "x"}]}, "documents"),
+    (CHAT, {"add_generation_prompt": 1}, "add_generation_prompt"),
+    (CHAT, {"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+    (CHAT, {"continue_final_message": "yes"}, "continue_final_message"),
+    (CHAT, {"chat_template_kwargs": []}, "chat_template_kwargs"),
+    (CHAT, {"chat_template_kwargs": {f"a{n}": n for n in range(100)}}, "chat_template_kwargs"),
+    (CHAT, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    (CHAT, {"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token"),
+    (CHAT, {"chat_template_kwargs": {"__class__": 1}}, "chat_template_kwargs.__class__"),
+    (CHAT, {"chat_template_kwargs": {"a": "x" * LIMIT}}, "messages"),
+    (CHAT, {"priority": 1.0}, "priority"),
+    (CHAT, {"priority": 10**6}, "priority"),
+    (CHAT, {"priority": -(10**25)}, "priority"),
     (COMPLETION, {"prompt": None}, "prompt"),
     (COMPLETION, {"prompt": ""}, "prompt"),
     (COMPLETION, {"prompt": []}, "prompt"),
-    (COMPLETION, {"prompt": [""]}, "prompt"),
-    (COMPLETION, {"prompt": [[]]}, "prompt"),
+    (COMPLETION, {"prompt": [""]}, "prompt[0]"),
+    (COMPLETION, {"prompt": [[]]}, "prompt[0]"),
     (COMPLETION, {"prompt": {"a": 1}}, "prompt"),
-    (COMPLETION, {"prompt": ["a", "b"]}, "prompt"),
-    (COMPLETION, {"prompt": [[1], [2]]}, "prompt"),
-    (COMPLETION, {"prompt": [[[1]]]}, "prompt[0]"),
+    (COMPLETION, {"prompt": ["a", ""]}, "prompt[1]"),
+    (COMPLETION, {"prompt": ["a", [1]]}, "prompt[1]"),
+    (COMPLETION, {"prompt": [[1], 1]}, "prompt[1]"),
+    (COMPLETION, {"prompt": [[1], [1, -1]]}, "prompt[1][1]"),
+    (COMPLETION, {"prompt": ["a", "x" * (LIMIT + 1)]}, "prompt[1]"),
+    (COMPLETION, {"prompt": ["a"] * 129}, "prompt"),
+    (COMPLETION, {"prompt": ["a"] * 65, "n": 2}, "prompt"),
+    (COMPLETION, {"prompt": [[[1]]]}, "prompt[0][0]"),
     (COMPLETION, {"prompt": [1, True]}, "prompt[1]"),
     (COMPLETION, {"prompt": [1, 2.0]}, "prompt[1]"),
     (COMPLETION, {"prompt": [1, "a"]}, "prompt[1]"),
@@ -239,10 +273,11 @@ async def test_request_ids() -> None:
         plain = await server.post(COMPLETION, ASK)
         named = await server.post(COMPLETION, ASK, x_request_id="job-7 of 9")
         assert server.generator.submitted[1].client_request_id == "job-7 of 9"
-        assert named.headers["x-client-request-id"] == "job-7 of 9"
-        assert "x-client-request-id" not in plain.headers
-        assert named.json()["id"] == "cmpl-" + named.headers["x-request-id"]
-        assert plain.headers["x-request-id"] != named.headers["x-request-id"]
+        assert named.headers["x-request-id"] == "job-7 of 9"
+        assert named.json()["id"] == "cmpl-job-7 of 9"
+        assert named.headers["x-twostroke-request-id"] == server.generator.submitted[1].request_id
+        assert plain.json()["id"] == "cmpl-" + plain.headers["x-request-id"]
+        assert plain.headers["x-request-id"] == plain.headers["x-twostroke-request-id"]
         for bad in ("x" * 129, "caf\u00e9", "tab\there"):
             raw = await server.raw(COMPLETION, ASK, f"x-request-id: {bad}")
             assert raw.startswith(b"HTTP/1.1 400"), bad
@@ -318,11 +353,14 @@ async def test_every_parameter_arrives() -> None:
                 "ignore_eos": True,
                 "timeout": 1e9,
                 "cache_salt": "mine",
+                "priority": -3,
                 "user": "u",
+                "store": False,
+                "service_tier": "auto",
                 # What other clients send along, asking for nothing:
                 "logprobs": None,
                 "echo": False,
-                "best_of": 1,
+                "best_of": 2,
                 "suffix": None,
                 "logit_bias": {},
                 "stream_options": None,
@@ -334,6 +372,7 @@ async def test_every_parameter_arrives() -> None:
     sampling = request.sampling
     assert request.prompt == tuple(b"Once")
     assert (request.num_choices, request.stop, request.salt) == (2, ("zz",), "mine")
+    assert request.priority == -3
     assert request.time_left_s == RouterSection().max_timeout_s
     assert (sampling.max_tokens, sampling.min_tokens, sampling.temperature, sampling.top_p) == (40, 2, 0.0, 0.9)
     assert (sampling.top_k, sampling.min_p, sampling.seed) == (0, 0.1, (1 << 64) - 1)
@@ -350,7 +389,7 @@ async def test_an_answers_message_may_be_sent_back_and_parts_are_joined() -> Non
         answer = await server.post(CHAT, {**ASK_CHAT, "messages": messages})
         assert answer.status_code == 200, answer.text
         expected = [USER, {"role": "assistant", "content": first["content"]}, {"role": "user", "content": "a\nb"}]
-        assert server.generator.submitted[1].prompt == tuple(ByteTokenizer().encode_chat(expected))
+        assert server.generator.submitted[1].prompt == tuple(ByteTokenizer().encode_chat(expected).tokens)
 
 
 async def test_defaults() -> None:

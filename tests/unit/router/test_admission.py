@@ -156,3 +156,10 @@ def test_asking_in_vain_is_no_placement_that_waits_are_predicted_from() -> None:
         queue.put_back(entry)
         queue.take(lambda item: Placed.ASKED, float(now))
     assert queue.expected_wait_s(9.0) is None
+
+
+def test_a_lower_priority_goes_first_and_a_step_is_worth_a_second() -> None:
+    queue: AdmissionQueue[int] = AdmissionQueue(10, 8)
+    for number, (priority, now) in enumerate([(0, 0.0), (-1, 0.0), (5, 0.0), (0, 4.0), (0, 6.0)]):
+        queue.offer(number, 1, 60.0, now, priority)
+    assert take(queue, 0, 1, 2, 3, 4) == [1, 0, 3, 2, 4]

@@ -1,0 +1,65 @@
+"""From what a client wrote to token ids, off the event loop: tokenizing takes milliseconds for long texts, and the
+libraries let the loop run on. What cannot fit is refused before that work.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from twostroke.router.gateway.content import Prompt
+from twostroke.router.gateway.schema import Chat
+from twostroke.router.prepare import check_ids, check_length
+from twostroke.router.request import ServedModel
+from twostroke.router.tokenizer import ChatPrompt, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    field: str
+    """Of the body, where the prompt stands."""
+    tokens: Sequence[int]
+
+
+class Encoder:
+    """All methods raise InvalidRequest (ContextOverflow) naming the field."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    async def chat(self, chat: Chat, model: ServedModel, field: str = "messages") -> ChatPrompt:
+        length = sum(len(text) for message in chat.messages for text in message.values() if isinstance(text, str))
+        if chat.options.variables:
+            length += len(orjson.dumps(chat.options.variables))
+        check_length(length, model, self._tokenizer, field)
+        return await asyncio.to_thread(self._tokenizer.encode_chat, chat.messages, chat.options)
+
+    async def prompts(self, prompts: Sequence[tuple[str, Prompt]], model: ServedModel) -> list[Encoded]:
+        for field, prompt in prompts:
+            if isinstance(prompt, str):
+                check_length(len(prompt), model, self._tokenizer, field)
+        if all(not isinstance(prompt, str) for _, prompt in prompts):
+            return self._encode(prompts)
+        return await asyncio.to_thread(self._encode, prompts)
+
+    def _encode(self, prompts: Iterable[tuple[str, Prompt]]) -> list[Encoded]:
+        return [
+            Encoded(field, self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+            for field, prompt in prompts
+        ]
+
+    async def echoes(self, prompts: Sequence[tuple[str, Prompt]]) -> tuple[str, ...]:
+        """What `echo` puts before the answers: texts as they came, ids as the text they stand for."""
+        for field, prompt in prompts:
+            if not isinstance(prompt, str):
+                check_ids(prompt, self._tokenizer.vocab_size, field)
+        return await asyncio.to_thread(self._echoes, prompts)
+
+    def _echoes(self, prompts: Iterable[tuple[str, Prompt]]) -> tuple[str, ...]:
+        return tuple(prompt if isinstance(prompt, str) else self._text(prompt) for _, prompt in prompts)
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        """As an answer of these tokens would be shown."""
+        decoder = self._tokenizer.text_decoders(())
+        return "".join(decoder.push(token).text for token in tokens) + decoder.finish()

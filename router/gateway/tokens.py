@@ -1,0 +1,102 @@
+"""`/tokenize` and `/detokenize`, in the shapes that vLLM gave them. Nothing is generated, nothing is admitted."""
+
+import asyncio
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from twostroke.cluster.config import RouterSection
+from twostroke.cluster.core.errors import InvalidRequest
+from twostroke.router.gateway.body import read_object
+from twostroke.router.gateway.content import read_ids, read_messages
+from twostroke.router.gateway.encode import Encoder
+from twostroke.router.gateway.errors import json_response
+from twostroke.router.gateway.schema import IDS, Chat, Messages, Variables, read_chat_options, validate
+from twostroke.router.prepare import check_ids, check_length, serving
+from twostroke.router.request import Generator, ServedModel
+from twostroke.router.tokenizer import Tokenizer
+
+
+class _TokenBody(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    model: str | None = None
+    """Not needed: one model is served."""
+
+
+class _TokenizeBody(_TokenBody):
+    return_token_strs: bool = False
+
+
+class TokenizeTextBody(_TokenizeBody):
+    prompt: str
+    add_special_tokens: bool = True
+
+
+class TokenizeChatBody(_TokenizeBody):
+    messages: Messages
+    add_special_tokens: bool = False
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: Variables = None
+
+
+class DetokenizeBody(_TokenBody):
+    tokens: Annotated[object, WithJsonSchema(IDS)]
+
+
+class Tokens:
+    """The two endpoints."""
+
+    def __init__(self, generator: Generator, tokenizer: Tokenizer, config: RouterSection) -> None:
+        self._generator = generator
+        self._tokenizer = tokenizer
+        self._config = config
+        self._encoder = Encoder(tokenizer)
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await read_object(request.scope, request.receive, self._config)
+        if body.get("messages") is not None and body.get("prompt") is not None:
+            raise InvalidRequest("either prompt or messages, not both", "messages")
+        if body.get("messages") is not None:
+            chat = validate(TokenizeChatBody, body)
+            model = self._serving(chat.model)
+            tokens, with_texts = await self._chat(chat, model), chat.return_token_strs
+        else:
+            text = validate(TokenizeTextBody, body)
+            model = self._serving(text.model)
+            tokens, with_texts = await self._text(text, model), text.return_token_strs
+        texts = [self._tokenizer.token_text(token) for token in tokens] if with_texts else None
+        return json_response(
+            {"count": len(tokens), "max_model_len": model.max_context, "tokens": tokens, "token_strs": texts}
+        )
+
+    async def _text(self, body: TokenizeTextBody, model: ServedModel) -> list[int]:
+        check_length(len(body.prompt), model, self._tokenizer, "prompt")
+        return await asyncio.to_thread(self._tokenizer.encode, body.prompt, add_special_tokens=body.add_special_tokens)
+
+    async def _chat(self, body: TokenizeChatBody, model: ServedModel) -> list[int]:
+        if body.add_special_tokens:
+            raise InvalidRequest("the chat template brings the special tokens", "add_special_tokens")
+        options = read_chat_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
+        chat = Chat(read_messages(body.messages, self._config.limits.max_messages), options)
+        return (await self._encoder.chat(chat, model)).tokens
+
+    async def detokenize(self, request: Request) -> Response:
+        body = validate(DetokenizeBody, await read_object(request.scope, request.receive, self._config))
+        self._serving(body.model)
+        if not isinstance(body.tokens, list):
+            raise InvalidRequest("tokens must be a list of token ids", "tokens")
+        most = self._config.limits.max_prompt_tokens
+        if len(body.tokens) > most:
+            raise InvalidRequest(f"at most {most} tokens, not {len(body.tokens)}", "tokens")
+        ids = read_ids(body.tokens, "tokens")
+        check_ids(ids, self._tokenizer.vocab_size, "tokens")
+        return json_response({"prompt": await asyncio.to_thread(self._tokenizer.decode, ids)})
+
+    def _serving(self, name: str | None) -> ServedModel:
+        """Raises Unavailable while no worker is attached, UnknownModel for another model."""
+        model = self._generator.model
+        return model if name is None and model is not None else serving(name or "", self._generator)

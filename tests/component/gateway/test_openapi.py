@@ -1,0 +1,99 @@
+"""The OpenAPI document against what is really taken and answered."""
+
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from tests.gateway_server import CHAT, COMPLETION, events, gateway
+
+USER = {"role": "user", "content": "Hi"}
+GOOD: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"model": "fake", "messages": [USER], "max_tokens": 2}),
+    (CHAT, {"model": "fake", "messages": [USER], "n": 2, "stop": ["x"], "user": "u", "store": False, "metadata": {}}),
+    (CHAT, {"model": "fake", "messages": [USER], "temperature": None, "logprobs": False, "tools": [], "seed": None}),
+    (CHAT, {"model": "fake", "messages": [USER], "continue_final_message": True, "chat_template_kwargs": {"a": 1}}),
+    (CHAT, {"model": "fake", "messages": [{"role": "developer", "content": [{"type": "text", "text": "x"}]}, USER]}),
+    (COMPLETION, {"model": "fake", "prompt": ["a", "b"], "echo": True, "best_of": 1, "max_tokens": 2}),
+    (COMPLETION, {"model": "fake", "prompt": [[1, 2], [3]], "n": 2, "priority": -1, "cache_salt": "s"}),
+    (COMPLETION, {"model": "fake", "prompt": [1, 2], "stop": "x", "stop_token_ids": [5], "timeout": 5}),
+    ("/tokenize", {"prompt": "a", "return_token_strs": True}),
+    ("/tokenize", {"model": "fake", "messages": [USER]}),
+    ("/detokenize", {"tokens": [1, 2]}),
+]
+BAD: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"model": "fake"}),
+    (CHAT, {"messages": [USER]}),
+    (CHAT, {"model": "fake", "messages": []}),
+    (CHAT, {"model": "fake", "messages": [{**USER, "role": "wizard"}]}),
+    (CHAT, {"model": "fake", "messages": [USER], "temprature": 1}),
+    (CHAT, {"model": "fake", "messages": [USER], "store": True}),
+    (CHAT, {"model": "fake", "messages": [USER], "max_tokens": "5"}),
+    (COMPLETION, {"model": "fake", "prompt": "x", "suffix": "y"}),
+    (COMPLETION, {"model": "fake", "prompt": {"a": 1}}),
+    (COMPLETION, {"model": "fake", "prompt": "x", "n": 0}),
+    (COMPLETION, {"model": "fake", "prompt": "x", "temperature": 3}),
+    (COMPLETION, {"model": "fake", "prompt": "x", "top_p": 0}),
+    ("/tokenize", {}),
+    ("/detokenize", {"tokens": "x"}),
+]
+
+
+def check(document: dict[str, Any], schema: dict[str, Any], value: object) -> None:
+    Draft202012Validator({"components": document["components"], **schema}).validate(value)
+
+
+def request_schema(document: dict[str, Any], path: str) -> dict[str, Any]:
+    schema: dict[str, Any] = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    return schema
+
+
+async def test_good_bodies_and_their_answers_are_described() -> None:
+    async with gateway() as server:
+        document = (await server.client.get("/openapi.json")).json()
+        for path, body in GOOD:
+            check(document, request_schema(document, path), body)
+            answer = await server.post(path, body)
+            assert answer.status_code == 200, (path, body, answer.text)
+            content = document["paths"][path]["post"]["responses"]["200"]["content"]
+            check(document, content["application/json"]["schema"], answer.json())
+            if "text/event-stream" in content:
+                kind = "ChatCompletionChunk" if path == CHAT else "Completion"
+                options = {"stream": True, "stream_options": {"include_usage": True}}
+                streamed = await server.post(path, {**body, **options}, x_twostroke_report="1")
+                for chunk in events(streamed.text)[:-1]:
+                    check(document, {"$ref": f"#/components/schemas/{kind}"}, chunk)
+
+
+@pytest.mark.parametrize(("path", "body"), BAD)
+async def test_what_the_document_excludes_is_refused_as_it_says(path: str, body: dict[str, Any]) -> None:
+    async with gateway() as server:
+        document = (await server.client.get("/openapi.json")).json()
+        assert not Draft202012Validator(
+            {"components": document["components"], **request_schema(document, path)}
+        ).is_valid(body)
+        answer = await server.post(path, body)
+        assert answer.status_code == 400
+        check(document, {"$ref": "#/components/schemas/Error"}, answer.json())
+
+
+async def test_every_route_is_described_and_every_reference_leads_somewhere() -> None:
+    async with gateway() as server:
+        document = (await server.client.get("/openapi.json")).json()
+        for path in ("/v1/models", "/v1/models/fake", "/health/live", "/health/ready"):
+            described = path.replace("/fake", "/{model}")
+            schema = document["paths"][described]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+            check(document, schema, (await server.client.get(path)).json())
+    assert document["openapi"].startswith("3.1")
+    assert set(document["paths"]) == {
+        *(CHAT, COMPLETION, "/tokenize", "/detokenize", "/v1/models", "/v1/models/{model}"),
+        *("/health/live", "/health/ready", "/metrics"),
+    }
+    names = document["components"]["schemas"]
+    Draft202012Validator.check_schema({"$defs": names})
+    references = [text.split('"')[0] for text in str(document).replace("'", '"').split("#/components/schemas/")[1:]]
+    assert set(references) <= set(names)
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            assert operation["summary"]
+            assert "422" not in operation["responses"]
