@@ -217,7 +217,16 @@ class LeaseBook:
             self._remembered[commit.lease_id] = _Remembered(commit, job)
             if len(self._remembered) > REMEMBERED_COMMITS:
                 self._remembered.popitem(last=False)
-        self._on_committed(Committed(job, commit.lease_id, commit.epoch, commit.first_token, commit.first_token_index))
+        self._on_committed(
+            Committed(
+                job,
+                commit.lease_id,
+                commit.epoch,
+                commit.first_token,
+                commit.first_token_index,
+                commit.first_logprob,
+            )
+        )
         return job
 
     def abort(self, lease_id: LeaseId, epoch: int, nonce: bytes, reason: str) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from twostroke.cluster.core.events import PrefixSnapshot
 from twostroke.cluster.core.ids import Incarnation, PageId
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import (
     Cancel,
     Ended,
@@ -55,6 +56,7 @@ from twostroke.engine.job import (
     name_filled_pages,
     release_pages,
     take_pages,
+    take_scores,
 )
 from twostroke.engine.plan import Plan, StepResult
 from twostroke.engine.roster import Roster
@@ -179,7 +181,7 @@ class DecodeScheduler:
             message = f"the commit's first token {commit.first_token} at index {commit.first_token_index} is not ours"
             self._end(job, Outcome.FAILED, now_s, message=message)
             return
-        self._tell_started(job, commit.first_token)
+        self._tell_started(job, commit.first_token, commit.first_logprob)
         job.first_token_s = now_s
         self._take_token(job, commit.first_token, now_s, tell=False)  # Started told it, as the prefill side did
 
@@ -206,18 +208,13 @@ class DecodeScheduler:
         # Only the latest-admitted are preempted, so nothing in `builder` lost its pages; a prompt may have.
         for job in prompts:
             if budget > 0 and job.phase is JobPhase.RUNNING:
-                budget -= self._add_chunk(builder, job, budget)
+                budget -= builder.add_chunk(job, budget)
         while budget > 0 and self._admit_next(now_s):
-            budget -= self._add_chunk(builder, next(reversed(running.values())), budget)
+            budget -= builder.add_chunk(next(reversed(running.values())), budget)
         plan = builder.build()
         if plan is None:
             self._roster.step_idle(now_s)
         return plan
-
-    def _add_chunk(self, builder: PlanBuilder, job: DecodeJob, budget: int) -> int:
-        num_new = min(budget, job.num_left)
-        builder.add(job, num_new)
-        return num_new
 
     def _run(self, job: DecodeJob, now_s: float) -> None:
         job.advance(JobPhase.RUNNING)
@@ -275,10 +272,13 @@ class DecodeScheduler:
     def apply(self, plan: Plan, result: StepResult, now_s: float) -> None:
         self._roster.step_ended(now_s)
         page_size, running = self._page_size, self._queues.running
+        logprobs, scores = result.logprobs, result.scores
         for job_id, num_new, token in zip(plan.jobs, plan.num_new, result.tokens, strict=True):
             job = running.get(job_id)
             if job is None:
                 continue
+            if scores and job_id in scores:
+                self._outbox.tell(job.router, take_scores(job, scores[job_id]))
             job.num_computed += num_new
             job.computed_tokens += num_new
             if job.num_computed // page_size > job.num_named:
@@ -286,9 +286,11 @@ class DecodeScheduler:
             if token is not None:
                 if job.first_token_s is None:
                     job.first_token_s = now_s
-                self._take_token(job, token, now_s, tell=True)
+                self._take_token(job, token, now_s, tell=True, logprob=logprobs.get(job_id) if logprobs else None)
 
-    def _take_token(self, job: DecodeJob, token: int, now_s: float, *, tell: bool) -> None:
+    def _take_token(
+        self, job: DecodeJob, token: int, now_s: float, *, tell: bool, logprob: TokenLogprob | None = None
+    ) -> None:
         """The next output token is known; end the job if it ends the answer (or none was wanted)."""
         sampling, output = job.submit.sampling, job.output
         num_output = len(output)
@@ -299,7 +301,8 @@ class DecodeScheduler:
         output.append(token)
         if tell:
             self._roster.generated_tokens += 1
-            self._outbox.tokens(job.router, TokenRun(job.submit.job, num_output, (token,)))
+            logprobs = () if logprob is None else (logprob,)
+            self._outbox.tokens(job.router, TokenRun(job.submit.job, num_output, (token,), logprobs))
         finish_reason = sampling.finish_after(num_output + 1, token)
         if finish_reason is not None:
             self._end(job, Outcome.FINISHED, now_s, finish_reason=finish_reason)
@@ -317,9 +320,11 @@ class DecodeScheduler:
         late = now_s >= job.deadline_s
         self._end(job, Outcome.EXPIRED, now_s, message="its time was up" if late else "its lease ran out")
 
-    def _tell_started(self, job: DecodeJob, first_token: int | None = None) -> None:
+    def _tell_started(
+        self, job: DecodeJob, first_token: int | None = None, first_logprob: TokenLogprob | None = None
+    ) -> None:
         job.started = True
-        self._outbox.tell(job.router, Started(job.id, job.cached_tokens, first_token))
+        self._outbox.tell(job.router, Started(job.id, job.cached_tokens, first_token, first_logprob))
 
     def _end(
         self,

@@ -31,8 +31,12 @@ class Batch:
     query_starts: torch.Tensor
     """int32 [prefill rows + 1], counted from token `num_decode`."""
     sampled_tokens: torch.Tensor
-    """int64 [sampled]: the last token of each sampled row."""
+    """int64 [sampled], ascending: the tokens whose logits are wanted; if nothing is scored, the sampled rows' last."""
     sampled_rows: list[int]
+    sampled_at: list[int] | None
+    """Which of `sampled_tokens` the sampled rows' last tokens are; None: all of them, in order."""
+    scored_at: dict[int, int]
+    """Which of `sampled_tokens` the first token of each scored row is; its others follow."""
 
 
 def build_batch(plan: Plan, page_size: int, device: torch.device) -> Batch:
@@ -54,6 +58,14 @@ def build_batch(plan: Plan, page_size: int, device: torch.device) -> Batch:
     num_decode = sum(1 for _ in takewhile(lambda count: count == 1, plan.num_new))
     sampled_rows = [row for row, sample in enumerate(plan.sample) if sample is not None]
 
+    wanted, sampled_at, scored_at = ends[sampled_rows] - 1, None, {}
+    if plan.score:
+        starts = ends - num_new
+        scored = [np.arange(starts[row], starts[row] + len(item.targets)) for row, item in plan.score.items()]
+        lasts, wanted = wanted, np.unique(np.concatenate((wanted, *scored)))
+        sampled_at = np.searchsorted(wanted, lasts).tolist()
+        scored_at = {row: int(np.searchsorted(wanted, starts[row])) for row in plan.score}
+
     def move(array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> torch.Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
 
@@ -65,6 +77,8 @@ def build_batch(plan: Plan, page_size: int, device: torch.device) -> Batch:
         lengths=move(lengths.astype(np.int32)),
         num_decode=num_decode,
         query_starts=move(np.concatenate(([0], ends[num_decode:] - num_decode)).astype(np.int32)),
-        sampled_tokens=move(ends[sampled_rows] - 1),
+        sampled_tokens=move(wanted),
         sampled_rows=sampled_rows,
+        sampled_at=sampled_at,
+        scored_at=scored_at,
     )

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from twostroke.cluster.core.events import PrefixBatch, PrefixSnapshot
 from twostroke.cluster.core.ids import Incarnation, JobId, LeaseId, PageId
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import Lease, LoadReport, RouterMessage, WorkerMessage
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -84,6 +85,7 @@ class Committed:
     epoch: int
     first_token: int
     first_token_index: int
+    first_logprob: TokenLogprob | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ class PrefillDone:
     lease: Lease
     first_token: int
     first_token_index: int
+    first_logprob: TokenLogprob | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,9 @@
 Each new token's id and position + 1 are written into its slot (as k and v of a one-layer, one-head uint32
 page). A sampled row reads the whole context back through its page table and hashes it; the next token is that
 hash, so one wrong, stale, missing or swapped page changes the answer. `golden` says what the answer must be.
+
+Its distribution, as told by log-probabilities: the greedy token is the most likely, the id after it (round the
+vocabulary) the next, and so on, each a sixteenth less than the one before; `golden_logprobs` says what must be told.
 """
 
 import time
@@ -11,11 +14,12 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from twostroke.cluster.core.byte_pages import BytePages
-from twostroke.cluster.core.ids import PageId
+from twostroke.cluster.core.ids import JobId, PageId
 from twostroke.cluster.core.layout import PageLayout, gqa_layout
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.random import uniform
 from twostroke.cluster.core.sampling import SamplingParams
-from twostroke.engine.plan import Plan, SampleInput, StepResult
+from twostroke.engine.plan import Plan, SampleInput, ScoreInput, StepResult
 
 GREEDY = SamplingParams(max_tokens=1 << 30)
 
@@ -35,12 +39,44 @@ def next_token(ids: "array[int]", marks: "array[int]", num_output: int, params: 
     if params.temperature > 0:
         digest.update(uniform(params.seed, num_output).hex().encode())
     token = int.from_bytes(digest.digest(), "little") % vocab_size
+    if params.logit_bias:
+        token = _biased(token, dict(params.logit_bias), vocab_size)
     if num_output < params.min_tokens:
         for _ in range(vocab_size):
             if token not in params.ends:
                 break
             token = (token + 1) % vocab_size
     return token
+
+
+def _biased(likeliest: int, biases: dict[int, float], vocab_size: int) -> int:
+    plain = next((rank for rank in range(vocab_size) if (likeliest + rank) % vocab_size not in biases), None)
+    scores = {token: bias + _logprob((token - likeliest) % vocab_size) for token, bias in biases.items()}
+    if plain is not None:
+        scores[(likeliest + plain) % vocab_size] = _logprob(plain)
+    return min(scores, key=lambda token: (-scores[token], token))
+
+
+def _logprob(rank: int) -> float:
+    """`rank` from 0. Exact in float32."""
+    return -(rank + 1) / 16
+
+
+def _token_logprob(ids: "array[int]", marks: "array[int]", token: int, top: int, vocab_size: int) -> TokenLogprob:
+    likeliest = next_token(ids, marks, 0, GREEDY, vocab_size)
+    rank = (token - likeliest) % vocab_size
+    ranks = range(min(top, vocab_size))
+    top_ids = tuple((likeliest + place) % vocab_size for place in ranks)
+    return TokenLogprob(_logprob(rank), rank + 1, top_ids, tuple(_logprob(place) for place in ranks))
+
+
+def golden_logprobs(tokens: Sequence[int], first: int, top: int, vocab_size: int) -> list[TokenLogprob]:
+    """What must be told of `tokens[first:]`, each after all before it; `first` is at least 1."""
+    told: list[TokenLogprob] = []
+    for length in range(first, len(tokens)):
+        ids, marks = array("I", tokens[:length]), array("I", range(1, length + 1))
+        told.append(_token_logprob(ids, marks, tokens[length], top, vocab_size))
+    return told
 
 
 def golden(prompt: Sequence[int], num: int, vocab_size: int, params: SamplingParams = GREEDY) -> list[int]:
@@ -99,13 +135,18 @@ class FakeExecutor:
 
     def launch(self, plan: Plan) -> FakeHandle:
         start = 0
-        tokens: list[int | None] = []
+        result = StepResult([])
         rows = zip(plan.page_tables, plan.num_computed, plan.num_new, plan.sample, strict=True)
-        for pages, num_computed, num_new, sample in rows:
+        for row, (pages, num_computed, num_new, sample) in enumerate(rows):
             self._write(pages, num_computed, plan.tokens[start : start + num_new])
             start += num_new
-            tokens.append(None if sample is None else self._sample(pages, num_computed + num_new, sample))
-        return FakeHandle(StepResult(tokens), self._step_delay_s)
+            length = num_computed + num_new
+            if row in plan.score:
+                result.scores[plan.jobs[row]] = self._score(pages, num_computed, length, plan.score[row])
+            result.tokens.append(
+                None if sample is None else self._sample(pages, length, sample, plan.jobs[row], result.logprobs)
+            )
+        return FakeHandle(result, self._step_delay_s)
 
     def _write(self, pages: Sequence[PageId], first: int, tokens: Sequence[int]) -> None:
         """Put each token and its mark into its slot, page by page."""
@@ -119,8 +160,33 @@ class FakeExecutor:
             slots[offset : offset + count] = array("I", tokens[low - first : high - first])
             slots[size + offset : size + offset + count] = array("I", range(low + 1, high + 1))
 
-    def _sample(self, pages: Sequence[PageId], length: int, sample: SampleInput) -> int:
-        """Read the context back. Raises IndexError when the page table is too short for it."""
+    def _sample(
+        self,
+        pages: Sequence[PageId],
+        length: int,
+        sample: SampleInput,
+        job: JobId,
+        logprobs: dict[JobId, TokenLogprob],
+    ) -> int:
+        ids, marks = self._read(pages, length)
+        params = sample.params
+        token = next_token(ids, marks, len(sample.output), params, self._vocab_size)
+        if params.logprobs is not None:
+            logprobs[job] = _token_logprob(ids, marks, token, params.logprobs, self._vocab_size)
+        return token
+
+    def _score(
+        self, pages: Sequence[PageId], num_computed: int, length: int, score: ScoreInput
+    ) -> tuple[TokenLogprob, ...]:
+        ids, marks = self._read(pages, length)
+        ends = range(num_computed + 1, num_computed + 1 + len(score.targets))
+        return tuple(
+            _token_logprob(ids[:end], marks[:end], target, score.top, self._vocab_size)
+            for end, target in zip(ends, score.targets, strict=True)
+        )
+
+    def _read(self, pages: Sequence[PageId], length: int) -> "tuple[array[int], array[int]]":
+        """The context's ids and marks. Raises IndexError when the page table is too short for it."""
         size = self._page_size
         if len(pages) != -(-length // size):
             raise IndexError(f"{len(pages)} pages for {length} tokens of page size {size}")
@@ -132,4 +198,4 @@ class FakeExecutor:
         del ids[length:], marks[length:]
         if marks != array("I", range(1, length + 1)):
             self.num_bad_reads += 1
-        return next_token(ids, marks, len(sample.output), sample.params, self._vocab_size)
+        return ids, marks

@@ -21,10 +21,14 @@ from typing import Self
 from twostroke.cluster.core.errors import InternalError
 from twostroke.cluster.core.ids import Incarnation, JobId, PageId, PrefixKey
 from twostroke.cluster.core.layout import PageLayout
-from twostroke.cluster.core.messages import Submit
+from twostroke.cluster.core.logprobs import TokenLogprob
+from twostroke.cluster.core.messages import PromptLogprobs, Submit
 from twostroke.cluster.core.prefix import child_key, max_hit_pages, page_keys, root_key
 from twostroke.engine.page_allocator import PageAllocator
-from twostroke.engine.plan import Plan, SampleInput
+from twostroke.engine.plan import Plan, SampleInput, ScoreInput
+
+MAX_SCORED = 64
+"""Prompt tokens that one step scores at most: their logits are a matrix of `[this, vocab]`."""
 
 
 class JobPhase(Enum):
@@ -71,6 +75,8 @@ class Job:
     computed_tokens: int = 0
     admitted_s: float | None = None
     first_token_s: float | None = None
+    num_scored: int = 1
+    """Leading prompt tokens whose log-probabilities were told; the first has none and counts."""
 
     @classmethod
     def of(cls, submit: Submit, router: Incarnation, layout: PageLayout, phase: JobPhase, now_s: float) -> Self:
@@ -99,6 +105,12 @@ class Job:
     def num_left(self) -> int:
         """Tokens whose KV is still to be computed."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def is_scoring(self) -> bool:
+        """Log-probabilities of its prompt are wanted, and not all told yet."""
+        submit = self.submit
+        return submit.sampling.prompt_logprobs is not None and self.num_scored < len(submit.prompt)
 
     def advance(self, to: JobPhase) -> None:
         """The only place that changes a phase. Raises InternalError for a move outside the table."""
@@ -131,8 +143,19 @@ def prompt_keys(submit: Submit, fingerprint: str, page_size: int) -> tuple[Prefi
 
 
 def hit_keys(job: Job, page_size: int) -> Sequence[PrefixKey]:
-    """Keys that a prefix hit may cover: never the page of the last token, whose logits must be computed."""
+    """Keys that a prefix hit may cover: never the page of the last token, whose logits must be computed, nor one with
+    a prompt token that is still to be scored on the next.
+    """
+    if job.is_scoring:
+        return job.keys[: (job.num_scored - 1) // page_size]
     return job.keys[: max_hit_pages(len(job.tokens), page_size)]
+
+
+def take_scores(job: Job, scores: tuple[TokenLogprob, ...]) -> PromptLogprobs:
+    """What to tell of the step that is being applied; before it counts as computed."""
+    first = job.num_computed + 1
+    job.num_scored = first + len(scores)
+    return PromptLogprobs(job.id, first, scores)
 
 
 def take_pages(job: Job, held: Sequence[PageId], num_new: int, allocator: PageAllocator, page_size: int) -> None:
@@ -176,12 +199,29 @@ class PlanBuilder:
         self._page_size = page_size
         self._single: list[Job] = []
         self._chunks: list[tuple[Job, int]] = []
+        self._scored: dict[JobId, ScoreInput] = {}
+        self._score_room = MAX_SCORED
 
     def add(self, job: Job, num_new: int) -> None:
         if num_new == 1:
             self._single.append(job)
         else:
             self._chunks.append((job, num_new))
+
+    def add_chunk(self, job: Job, budget: int) -> int:
+        """Add a part of a prompt (or what else is to be computed before the next token is); how many tokens."""
+        num_new = min(budget, job.num_left)
+        if job.is_scoring:
+            num_new = min(num_new, self._score_room)
+            prompt, first = job.submit.prompt, job.num_computed + 1
+            targets = prompt[first : first + num_new]
+            assert job.submit.sampling.prompt_logprobs is not None
+            if targets:
+                self._scored[job.id] = ScoreInput(job.submit.sampling.prompt_logprobs, targets)
+                self._score_room -= num_new
+        if num_new:
+            self.add(job, num_new)
+        return num_new
 
     def build(self) -> Plan | None:
         """None when nothing was added. The plan borrows the jobs' own lists until it is applied."""
@@ -204,6 +244,8 @@ class PlanBuilder:
             plan.tokens.extend(job.tokens[job.num_computed : end])
             plan.page_tables.append(self._page_table(job, end))
             plan.sample.append(job.sample if end == len(job.tokens) else None)
+        if self._scored:
+            plan.score.update((row, self._scored[job]) for row, job in enumerate(plan.jobs) if job in self._scored)
         return plan
 
     def _page_table(self, job: Job, end: int) -> Sequence[PageId]:

@@ -1,15 +1,24 @@
 """What a scheduler has to say, in the order in which others must hear it. Pure.
 
-Per router one `ToRouter` a flush: leases, refusals and starts first, then all tokens in one message, then
-ends, so a job's Started comes before its tokens and its Ended after them. Events for the worker itself come
-before every `ToRouter`: a lease is in the lease book before a router, hence a writer, can know of it.
+Per router one `ToRouter` a flush: leases, refusals, starts and what is told of prompts first, then all tokens in
+one message, then ends, so a job's Started comes before its tokens and its Ended after them. Events for the worker
+itself come before every `ToRouter`: a lease is in the lease book before a router, hence a writer, can know of it.
 """
 
 from collections import defaultdict
 
 from twostroke.cluster.core.events import PrefixBatch, PrefixSnapshot
 from twostroke.cluster.core.ids import Incarnation
-from twostroke.cluster.core.messages import Ended, Leased, Refused, Started, TokenRun, Tokens, WorkerMessage
+from twostroke.cluster.core.messages import (
+    Ended,
+    Leased,
+    PromptLogprobs,
+    Refused,
+    Started,
+    TokenRun,
+    Tokens,
+    WorkerMessage,
+)
 from twostroke.engine.commands import Event, Published, ToRouter
 from twostroke.engine.page_allocator import PageAllocator
 
@@ -28,7 +37,7 @@ class Outbox:
     def event(self, event: Event) -> None:
         self._events.append(event)
 
-    def tell(self, router: Incarnation, message: Leased | Refused | Started) -> None:
+    def tell(self, router: Incarnation, message: Leased | Refused | Started | PromptLogprobs) -> None:
         self._heads[router].append(message)
 
     def tokens(self, router: Incarnation, run: TokenRun) -> None:

@@ -10,9 +10,10 @@ Rows are ordered: decode rows (num_new == 1) first, then prefill chunks; executo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from twostroke.cluster.core.ids import JobId, PageId
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.sampling import SamplingParams
 
 
@@ -27,6 +28,16 @@ class SampleInput:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreInput:
+    """Prompt tokens whose log-probabilities one row computes: each new token of the row, as far as there are `targets`,
+    is scored on the target that follows it.
+    """
+
+    top: int
+    targets: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     jobs: list[JobId]
     num_computed: list[int]
@@ -34,6 +45,8 @@ class Plan:
     tokens: list[int]
     page_tables: list[Sequence[PageId]]
     sample: list[SampleInput | None]
+    score: dict[int, ScoreInput] = field(default_factory=dict)
+    """By row; only rows that are scored."""
 
     @property
     def num_rows(self) -> int:
@@ -49,3 +62,7 @@ class StepResult:
     """One entry a row of the plan: the sampled token, or None where the row was not sampled."""
 
     tokens: list[int | None]
+    logprobs: dict[JobId, TokenLogprob] = field(default_factory=dict)
+    """Of sampled tokens, for jobs that asked for them."""
+    scores: dict[JobId, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+    """One for each target of a scored row."""

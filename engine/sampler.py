@@ -4,11 +4,14 @@
     plain rows      temperature only: float64 weights, running sum, one search; no sort
     filtered rows   top_k, then top_p of what is left, then min_p relative to the largest; drawn the same way
 
-Before that, rows that ask for it have penalties applied and, below `min_tokens`, their ends masked.
+Before that, rows that ask for it have their bias added, then penalties applied and, below `min_tokens`, their ends
+masked.
 
 The draw is an inverse CDF over the kept tokens in id order at `uniform(seed, output index)`: a token depends on its
 own request's seed and position, not on the batch, the worker or the attempt (FIELD-REPORTS E28).
 """
+
+from collections.abc import Set as AbstractSet
 
 import torch
 
@@ -40,6 +43,10 @@ def sample(logits: torch.Tensor, inputs: list[SampleInput]) -> list[int]:
 def _penalize(logits: torch.Tensor, item: SampleInput) -> None:
     """Change one row `[vocab]` in place. Repetition counts prompt and output; the other two output alone (E29)."""
     params = item.params
+    if params.logit_bias:
+        biases = dict(params.logit_bias)
+        biased = _ids(biases.keys(), logits)
+        logits[biased] += torch.tensor([biases[token] for token in biased.tolist()], device=logits.device)
     if params.repetition_penalty != 1.0:
         seen = _ids({*item.prompt, *item.output}, logits)
         values = logits[seen]
@@ -53,7 +60,7 @@ def _penalize(logits: torch.Tensor, item: SampleInput) -> None:
         logits[_ids(params.ends, logits)] = float("-inf")
 
 
-def _ids(tokens: "set[int] | frozenset[int]", logits: torch.Tensor) -> torch.Tensor:
+def _ids(tokens: AbstractSet[int], logits: torch.Tensor) -> torch.Tensor:
     """Ids within the vocabulary: an end may be one that this model's head does not have."""
     return torch.tensor(sorted(token for token in tokens if token < logits.shape[-1]), device=logits.device)
 

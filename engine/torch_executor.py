@@ -10,10 +10,13 @@ from typing import Protocol
 
 import torch
 
+from twostroke.cluster.core.ids import JobId
 from twostroke.cluster.core.layout import PageMemory
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.engine.batch import Batch, build_batch
+from twostroke.engine.logprobs import pick, raw_logprobs
 from twostroke.engine.page_pool import PagePool
-from twostroke.engine.plan import Plan, StepResult
+from twostroke.engine.plan import Plan, SampleInput, ScoreInput, StepResult
 from twostroke.engine.sampler import sample
 
 
@@ -96,11 +99,36 @@ class TorchStep:
             raise started
         assert started is not None
         batch, logits = started
-        tokens: list[int | None] = [None] * self._plan.num_rows
+        plan = self._plan
+        tokens: list[int | None] = [None] * plan.num_rows
+        scores = {
+            plan.jobs[row]: _score(logits[at : at + len(plan.score[row].targets)], plan.score[row])
+            for row, at in batch.scored_at.items()
+        }
+        logprobs: dict[JobId, TokenLogprob] = {}
         if batch.sampled_rows:
-            inputs = [item for item in self._plan.sample if item is not None]
+            inputs = [item for item in plan.sample if item is not None]
             with torch.inference_mode():
+                if batch.sampled_at is not None:
+                    logits = logits[batch.sampled_at]
+                told = [index for index, item in enumerate(inputs) if item.params.logprobs is not None]
+                raw = raw_logprobs(logits[told]) if told else None
                 sampled = sample(logits, inputs)
+                if raw is not None:
+                    picked = pick(raw, [sampled[index] for index in told], [_top(inputs[index]) for index in told])
+                    logprobs = {
+                        plan.jobs[batch.sampled_rows[index]]: value for index, value in zip(told, picked, strict=True)
+                    }
             for row, token in zip(batch.sampled_rows, sampled, strict=True):
                 tokens[row] = token
-        return StepResult(tokens)
+        return StepResult(tokens, logprobs, scores)
+
+
+def _top(item: SampleInput) -> int:
+    return item.params.logprobs or 0
+
+
+def _score(logits: torch.Tensor, item: ScoreInput) -> tuple[TokenLogprob, ...]:
+    """Of a scored row's logits `[targets, vocab]`, before sampling changes them."""
+    with torch.inference_mode():
+        return tuple(pick(raw_logprobs(logits), item.targets, [item.top] * len(item.targets)))

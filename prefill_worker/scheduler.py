@@ -20,6 +20,7 @@ from twostroke.cluster.core.errors import LayoutMismatch
 from twostroke.cluster.core.events import PrefixSnapshot
 from twostroke.cluster.core.ids import Incarnation, PageId
 from twostroke.cluster.core.layout import check_compatible
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import (
     Cancel,
     Ended,
@@ -52,6 +53,7 @@ from twostroke.engine.job import (
     pages_for,
     release_pages,
     take_pages,
+    take_scores,
 )
 from twostroke.engine.plan import Plan, StepResult
 from twostroke.engine.roster import Roster
@@ -168,14 +170,9 @@ class PrefillScheduler:
         for job in self._running:
             if budget == 0:
                 break
-            num_new = min(budget, job.num_left)
-            builder.add(job, num_new)
-            budget -= num_new
+            budget -= builder.add_chunk(job, budget)
         while budget > 0 and self._waiting and self._admit(self._waiting[0], now_s):
-            job = self._waiting.popleft()
-            num_new = min(budget, job.num_left)
-            builder.add(job, num_new)
-            budget -= num_new
+            budget -= builder.add_chunk(self._waiting.popleft(), budget)
         plan = builder.build()
         if plan is None:
             self._roster.step_idle(now_s)
@@ -201,22 +198,25 @@ class PrefillScheduler:
             job = self._roster.jobs.get(job_id)
             if job is None or job.phase is not JobPhase.RUNNING:
                 continue
+            if job_id in result.scores:
+                self._outbox.tell(job.router, take_scores(job, result.scores[job_id]))
             job.num_computed += num_new
             job.computed_tokens += num_new
             name_filled_pages(job, self._allocator, self._roster.page_size)
             if token is None:
                 self._announce(job, job.num_computed // self._roster.page_size)
             else:
-                self._take_first_token(job, token, now_s)
+                self._take_first_token(job, token, result.logprobs.get(job_id), now_s)
 
-    def _take_first_token(self, job: PrefillJob, token: int, now_s: float) -> None:
+    def _take_first_token(self, job: PrefillJob, token: int, logprob: TokenLogprob | None, now_s: float) -> None:
         job.first_token_s = now_s
         sampling, lease = job.submit.sampling, job.submit.lease
         if len(job.output) >= sampling.max_tokens:
             self._end(job, Outcome.FINISHED, now_s, finish_reason=FinishReason.LENGTH)
             return
         self._roster.generated_tokens += 1
-        self._outbox.tokens(job.router, TokenRun(job.id, len(job.output), (token,)))
+        logprobs = () if logprob is None else (logprob,)
+        self._outbox.tokens(job.router, TokenRun(job.id, len(job.output), (token,), logprobs))
         job.output.append(token)
         finish_reason = sampling.finish_after(len(job.output), token)
         if finish_reason is not None:
@@ -224,7 +224,7 @@ class PrefillScheduler:
             return
         assert lease is not None, "a job without a lease had more than one token to go"
         self._announce(job, len(job.pages))
-        self._outbox.event(PrefillDone(job.id, lease, token, len(job.output) - 1))
+        self._outbox.event(PrefillDone(job.id, lease, token, len(job.output) - 1, logprob))
         job.shipment_open = True
         job.advance(JobPhase.SHIPPING)
         self._running.remove(job)

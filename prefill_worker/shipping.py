@@ -20,6 +20,7 @@ import structlog
 from twostroke.cluster.aio import TaskOwner
 from twostroke.cluster.core.errors import LayoutMismatch, TransferFailed
 from twostroke.cluster.core.ids import JobId, LeaseId, PageId
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import Lease
 from twostroke.cluster.telemetry.metrics import WorkerMetrics
 from twostroke.cluster.transport.base import Shipment, TransferStats, Transport
@@ -62,7 +63,7 @@ class Shipping:
         if isinstance(event, PagesReady):
             outgoing.ready(event.first, event.pages)
         else:
-            outgoing.done(event.first_token, event.first_token_index)
+            outgoing.done(event.first_token, event.first_token_index, event.first_logprob)
 
     def _outgoing(self, job: JobId, lease: Lease) -> "_Outgoing | None":
         """The shipment of this lease and epoch, started if it is new; None if it has ended."""
@@ -154,7 +155,7 @@ class _Outgoing:
         self._first = 0
         """Position in the lease of the first page that waits to be pushed."""
         self._pages: list[PageId] = []
-        self._token: tuple[int, int] | None = None
+        self._token: tuple[int, int, TokenLogprob | None] | None = None
         self._wake = asyncio.Event()
 
     def ready(self, first: int, pages: Sequence[PageId]) -> None:
@@ -162,8 +163,8 @@ class _Outgoing:
         self._pages.extend(pages)
         self._wake.set()
 
-    def done(self, first_token: int, first_token_index: int) -> None:
-        self._token = (first_token, first_token_index)
+    def done(self, first_token: int, first_token_index: int, first_logprob: TokenLogprob | None) -> None:
+        self._token = (first_token, first_token_index, first_logprob)
         self._wake.set()
 
     def begin(self) -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from twostroke.cluster.core.errors import InternalError
 from twostroke.cluster.core.ids import JobId, RequestId
-from twostroke.cluster.core.messages import TokenRun
+from twostroke.cluster.core.logprobs import TokenLogprob
+from twostroke.cluster.core.messages import PromptLogprobs, TokenRun
 from twostroke.cluster.core.request import Phase, advance
 from twostroke.cluster.core.sampling import FinishReason, SamplingParams
 
@@ -41,7 +42,11 @@ class ChoiceState:
     """How many tokens were delivered when the present attempt began."""
     duplicates: int = 0
     spent_s: dict[Phase, float] = field(default_factory=dict)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of the prompt's tokens from the second on, in order, as far as they have come."""
     _early: dict[int, int] = field(default_factory=dict)
+    _logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    """By output index: of early tokens, and of those that `take_logprobs` is still to be asked for."""
 
     @property
     def job(self) -> JobId:
@@ -72,11 +77,14 @@ class ChoiceState:
         self.attempt += 1
         self.attempt_base = len(self.tokens)
         self._early.clear()
+        self._logprobs.clear()
         return self.job
 
     def accept(self, run: TokenRun) -> tuple[int, ...]:
         """The tokens that are now in order, to be delivered. Raises TokensConflict."""
         before = len(self.tokens)
+        if self.sampling.logprobs is not None:
+            self._note_logprobs(run)
         for index, token in enumerate(run.tokens, run.first_index):
             known = self.tokens[index] if index < len(self.tokens) else self._early.get(index)
             if known is not None:
@@ -91,6 +99,26 @@ class ChoiceState:
             else:
                 raise TokensConflict(f"output token {len(self.tokens)} of {run.job} is missing; {MAX_EARLY} are early")
         return tuple(self.tokens[before:])
+
+    def _note_logprobs(self, run: TokenRun) -> None:
+        if len(run.logprobs) != len(run.tokens):
+            raise TokensConflict(f"{len(run.logprobs)} log-probabilities of {len(run.tokens)} tokens of {run.job}")
+        for index, value in enumerate(run.logprobs, run.first_index):
+            if index >= len(self.tokens):
+                self._logprobs.setdefault(index, value)
+
+    def take_logprobs(self, first: int, end: int) -> tuple[TokenLogprob, ...]:
+        """Of delivered tokens `first .. end - 1`, once; empty when they were not asked for."""
+        if self.sampling.logprobs is None:
+            return ()
+        return tuple(self._logprobs.pop(index) for index in range(first, end))
+
+    def accept_prompt(self, message: PromptLogprobs) -> None:
+        """Add what is new of it. Raises TokensConflict when something before it is missing."""
+        missing = len(self.prompt_logprobs) + 1 - message.first
+        if missing < 0:
+            raise TokensConflict(f"the prompt's log-probabilities go on at {message.first}, {-missing} too far")
+        self.prompt_logprobs.extend(message.logprobs[missing:])
 
     def _take_early(self) -> None:
         while (token := self._early.pop(len(self.tokens), None)) is not None:

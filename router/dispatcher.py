@@ -187,6 +187,8 @@ class Dispatcher:
         )
         for number in range(request.num_choices):
             sampling = replace(request.sampling, seed=choice_seed(request.sampling.seed, number))
+            if number:
+                sampling = replace(sampling, prompt_logprobs=None)  # the prompt is the same: choice 0 tells of it
             state = ChoiceState(request.request_id, number, sampling, since=now)
             record.choices.append(ChoiceRecord(record, state, self._decoders(request.stop)))
         return record

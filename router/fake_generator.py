@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 
 from twostroke.cluster.core.errors import Cancelled, DeadlineExceeded, TwostrokeError
 from twostroke.cluster.core.ids import RequestId
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.sampling import FinishReason
 from twostroke.router.request import (
     ChoiceEnd,
     Delta,
     GenerateRequest,
+    PromptScores,
     RequestReport,
     ServedModel,
     StreamItem,
@@ -26,6 +28,11 @@ from twostroke.router.request import (
 from twostroke.router.tokenizer import Tokenizer
 
 FAKE_MODEL = ServedModel(name="fake", max_context=512, page_size=16, num_prefill_workers=1, num_decode_workers=1)
+
+
+def fake_logprob(token: int, top: int) -> TokenLogprob:
+    """As if it were the most likely, and ids after it the next: a quarter less each."""
+    return TokenLogprob(-0.25, 1, tuple(range(token, token + top)), tuple(-(place + 1) / 4 for place in range(top)))
 
 
 @dataclass
@@ -86,6 +93,9 @@ class FakeStream:
     async def __aiter__(self) -> AsyncIterator[StreamItem]:
         request = self._request
         choices = [_Choice(self._owner, request, number) for number in range(request.num_choices)]
+        if request.sampling.prompt_logprobs is not None:
+            top = request.sampling.prompt_logprobs
+            yield PromptScores(0, tuple(fake_logprob(token, top) for token in request.prompt[1:]))
         index = 0
         while any(choice.end is None for choice in choices):
             await self._before(index)
@@ -161,10 +171,14 @@ class _Choice:
         self._num_output += 1
         text, finish = self._decoder.push(token), self._sampling.finish_after(self._num_output, token)
         if text.stopped:
-            return [Delta(self._number, text.text, (token,)), self._finish(FinishReason.STOP)]
+            return [self._delta(text.text, token), self._finish(FinishReason.STOP)]
         if finish is not None:
-            return [Delta(self._number, text.text + self._decoder.finish(), (token,)), self._finish(finish)]
-        return [Delta(self._number, text.text, (token,))]
+            return [self._delta(text.text + self._decoder.finish(), token), self._finish(finish)]
+        return [self._delta(text.text, token)]
+
+    def _delta(self, text: str, token: int) -> Delta:
+        top = self._sampling.logprobs
+        return Delta(self._number, text, (token,), () if top is None else (fake_logprob(token, top),))
 
     def _finish(self, reason: FinishReason) -> ChoiceEnd:
         self.end = ChoiceEnd(self._number, reason, self._num_output)

@@ -7,7 +7,7 @@ A call's deadline and `timeout_s` both bound the request; the nearer one counts.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ import structlog
 from twostroke.cluster.config import RouterSection
 from twostroke.cluster.core.errors import InternalError, InvalidRequest, TwostrokeError, Unavailable
 from twostroke.cluster.core.ids import RequestId, new_request_id
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.sampling import FinishReason
 from twostroke.cluster.telemetry.logs import log_request
 from twostroke.cluster.telemetry.metrics import RouterMetrics
@@ -30,6 +31,7 @@ from twostroke.router.request import (
     Delta,
     GenerateRequest,
     Generator,
+    PromptScores,
     RequestReport,
     RequestStream,
     StreamItem,
@@ -59,6 +61,8 @@ _OPTIONAL = (
     "frequency_penalty",
     "repetition_penalty",
     "n",
+    "logprobs",
+    "prompt_logprobs",
     "timeout_s",
 )
 """Optional fields of the wire that are parameters under the same name."""
@@ -82,7 +86,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 yield pb.GenerateResponse(accepted=pb.Accepted(request_id=prepared.request_id))
                 async with aclosing(aiter(stream)) as items:  # type: ignore[type-var]  # the dispatcher's is a generator
                     async for item in items:
-                        yield _response(item)
+                        yield _response(item, prepared.prompt, self._tokenizer.spell)
             finally:
                 # Also for a client that left before the first item: closing an iterator that never ran does nothing.
                 await stream.cancel()
@@ -178,13 +182,21 @@ def _params(request: pb.GenerateRequest, remaining_s: float | None) -> GenerateP
         stop=tuple(request.stop),
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
+        logit_bias=tuple(request.logit_bias.items()),
     )
 
 
-def _response(item: StreamItem) -> pb.GenerateResponse:
+def _response(item: StreamItem, prompt: Sequence[int], spell: Callable[[int], bytes]) -> pb.GenerateResponse:
     match item:
-        case Delta(choice, text, token_ids):
-            return pb.GenerateResponse(delta=pb.Delta(choice=choice, text=text, token_ids=token_ids))
+        case Delta(choice, text, token_ids, logprobs):
+            told = [
+                _logprob(token, value, spell)
+                for token, value in zip(token_ids if logprobs else (), logprobs, strict=True)
+            ]
+            return pb.GenerateResponse(delta=pb.Delta(choice=choice, text=text, token_ids=token_ids, logprobs=told))
+        case PromptScores(_, logprobs):
+            told = [_logprob(token, value, spell) for token, value in zip(prompt[1:], logprobs, strict=True)]
+            return pb.GenerateResponse(prompt_logprobs=pb.PromptLogprobs(logprobs=told))
         case ChoiceEnd(choice, finish_reason, num_output):
             return pb.GenerateResponse(
                 choice_end=pb.ChoiceEnd(
@@ -200,3 +212,11 @@ def _response(item: StreamItem) -> pb.GenerateResponse:
                     report=pb.Report(**{name: getattr(item, name) for name in _REPORT_FIELDS}),
                 )
             )
+
+
+def _logprob(token: int, told: TokenLogprob, spell: Callable[[int], bytes]) -> pb.TokenLogprob:
+    def one(token_id: int, logprob: float) -> pb.Logprob:
+        return pb.Logprob(token_id=token_id, logprob=logprob, token=spell(token_id))
+
+    top = [one(other, logprob) for other, logprob in zip(told.top_ids, told.top, strict=True)]
+    return pb.TokenLogprob(token=one(token, told.logprob), rank=told.rank, top=top)

@@ -12,6 +12,7 @@ taken back, exactly once.
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
@@ -29,7 +30,7 @@ from twostroke.router.fleet import Fleet, PromptKeys
 from twostroke.router.policy import Choice, RequestFacts
 from twostroke.router.record import Attempt, ChoiceRecord, End, RequestRecord
 from twostroke.router.report import account, make_report
-from twostroke.router.request import ChoiceEnd, Delta
+from twostroke.router.request import ChoiceEnd, Delta, PromptScores
 
 log = structlog.get_logger(__name__)
 
@@ -130,7 +131,8 @@ class Lifecycle:
     def keys(self, choice: ChoiceRecord) -> PromptKeys:
         if choice.keys is None:
             request = choice.request.request
-            tokens = (*request.prompt, *choice.state.tokens)
+            # A prompt that is to be scored is computed whole: nobody's cache is of use.
+            tokens = () if choice.awaits_prompt else (*request.prompt, *choice.state.tokens)
             choice.keys = PromptKeys(tokens, request.salt, request.adapter)
         return choice.keys
 
@@ -149,6 +151,7 @@ class Lifecycle:
         )
         self.num_continuing += attempt.after_loss
         choice.attempt = attempt
+        choice.withheld.clear()
         self.jobs[attempt.job] = choice
         self._metrics.placements.of(attempt.kind).inc()
         if attempt.decode is not None:
@@ -208,12 +211,15 @@ class Lifecycle:
         assert choice.attempt is not None
         assert link is not None
         request = choice.request.request
+        sampling = choice.state.sampling
+        if sampling.prompt_logprobs is not None and (stroke is Stroke.RESERVE or not choice.awaits_prompt):
+            sampling = replace(sampling, prompt_logprobs=None)
         submit = Submit(
             job=choice.attempt.job,
             stroke=stroke,
             prompt=request.prompt,
             delivered=tuple(choice.state.tokens),
-            sampling=choice.state.sampling,
+            sampling=sampling,
             time_left_s=max(0.001, choice.request.deadline_at - self._clock.now()),
             salt=request.salt,
             adapter=request.adapter,
@@ -284,6 +290,15 @@ class Lifecycle:
             return False
         return True
 
+    def tell_prompt(self, choice: ChoiceRecord) -> None:
+        """The prompt's log-probabilities, once, before the first token."""
+        if choice.state.sampling.prompt_logprobs is None or choice.prompt_told:
+            return
+        choice.prompt_told = True
+        choice.keys = None
+        choice.request.stream.put(PromptScores(choice.state.number, tuple(choice.state.prompt_logprobs)))
+        choice.state.prompt_logprobs.clear()
+
     def deliver(self, choice: ChoiceRecord, tokens: tuple[int, ...]) -> None:
         """Turn tokens that are in order into text for the reader; a stop string ends the choice here."""
         now = self._clock.now()
@@ -301,7 +316,8 @@ class Lifecycle:
                 self.cancel_jobs(choice)
                 break
         self._clock_tokens(choice, used, now)
-        waiting = choice.request.stream.put(Delta(choice.state.number, "".join(text), tokens[:used]))
+        logprobs = choice.state.take_logprobs(start, start + used)
+        waiting = choice.request.stream.put(Delta(choice.state.number, "".join(text), tokens[:used], logprobs))
         if waiting > self._config.token_buffer:
             self.fail(
                 choice.request, SlowReader(f"{waiting} tokens wait to be read; the limit is what a client may lag")

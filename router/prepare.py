@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from twostroke.cluster.config import LimitsSection, RouterSection
 from twostroke.cluster.core.errors import ContextOverflow, InvalidRequest, Unavailable, UnknownModel
 from twostroke.cluster.core.ids import RequestId, new_request_id
+from twostroke.cluster.core.logprobs import MAX_TOP
 from twostroke.cluster.core.random import draw_seed
 from twostroke.cluster.core.sampling import SamplingParams
 from twostroke.cluster.telemetry.logs import MAX_CLIENT_ID
@@ -23,6 +24,8 @@ from twostroke.router.request import GenerateRequest, Generator, ServedModel
 from twostroke.router.tokenizer import Tokenizer
 
 MAX_PRIORITY = 1000
+MAX_BIASES = 1024
+MAX_BIAS = 100
 _SEED_MASK = (1 << 64) - 1
 
 
@@ -47,6 +50,9 @@ class GenerateParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     timeout_s: float | None = None
     """None: `default_timeout_s`. Capped at `max_timeout_s`."""
     priority: int = 0
@@ -73,6 +79,13 @@ def check_params(params: GenerateParams, limits: LimitsSection) -> None:
     _check("priority", params.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if params.timeout_s is not None:
         _check("timeout_s", params.timeout_s, 0, above=True)
+    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if count is not None:
+            _check(name, count, 0, MAX_TOP)
+    if len(params.logit_bias) > MAX_BIASES:
+        raise InvalidRequest(f"logit_bias has at most {MAX_BIASES} tokens, not {len(params.logit_bias)}", "logit_bias")
+    for _, bias in params.logit_bias:
+        _check("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
     _check_stops(params, limits)
 
 
@@ -152,6 +165,8 @@ def prepare(
         raise InvalidRequest("the prompt has no token", prompt_field)
     check_ids(prompt, tokenizer.vocab_size, prompt_field)
     check_ids(params.stop_token_ids, tokenizer.vocab_size, "stop_token_ids")
+    if any(not 0 <= token < tokenizer.vocab_size for token, _ in params.logit_bias):
+        raise InvalidRequest(f"token ids of logit_bias are 0 to {tokenizer.vocab_size - 1}", "logit_bias")
     max_tokens = _max_tokens(len(prompt), params, model, config, prompt_field)
     timeout_s = config.default_timeout_s if params.timeout_s is None else params.timeout_s
     return GenerateRequest(
@@ -172,6 +187,9 @@ def prepare(
             end_token_ids=tokenizer.end_token_ids,
             stop_token_ids=params.stop_token_ids,
             ignore_eos=params.ignore_eos,
+            logit_bias=tuple((token, float(bias)) for token, bias in params.logit_bias),
+            logprobs=params.logprobs,
+            prompt_logprobs=params.prompt_logprobs,
         ),
         time_left_s=min(float(timeout_s), config.max_timeout_s),
         num_choices=params.n,

@@ -17,6 +17,7 @@ from twostroke.cluster.core.messages import (
     Leased,
     LoadReport,
     Outcome,
+    PromptLogprobs,
     RefusalReason,
     Refused,
     RenewLease,
@@ -72,6 +73,8 @@ class Reactions:
                 self._on_leased(choice, side, message)
             case Refused():
                 self._on_refused(choice, side, worker, message)
+            case PromptLogprobs():
+                self._on_prompt(choice, message)
             case Started():
                 self._on_started(choice, message)
             case Ended():
@@ -129,6 +132,10 @@ class Reactions:
         """Deliver what is now in order. The attempt, or the request, may be over after it."""
         if choice.complete:
             return
+        if choice.awaits_prompt:
+            choice.withheld.append(run)
+            return
+        self._lifecycle.tell_prompt(choice)
         first = not choice.state.progressed
         try:
             tokens = choice.state.accept(run)
@@ -163,12 +170,38 @@ class Reactions:
         attempt.renewing = False
         if message.first_token is not None:
             # The prefill side tells it too, usually before; it may have been lost with it.
-            self._take(choice, TokenRun(attempt.job, choice.state.attempt_base, (message.first_token,)))
+            logprobs = () if message.first_logprob is None else (message.first_logprob,)
+            self._take(choice, TokenRun(attempt.job, choice.state.attempt_base, (message.first_token,), logprobs))
             if choice.attempt is not attempt:
                 return
         if choice.state.phase in (Phase.PREFILLING, Phase.TRANSFERRING):
             choice.state.move(Phase.DECODING, self._clock.now())
         self._lifecycle.start_siblings(choice.request)
+        if choice.awaits_prompt and attempt.prefill is None:
+            self._lose_prompt(choice, "the prefill worker was lost")
+
+    def _on_prompt(self, choice: ChoiceRecord, message: PromptLogprobs) -> None:
+        awaited = choice.awaits_prompt
+        if not awaited:
+            self._metrics.dropped_messages.of("duplicate_token").inc()
+            return
+        try:
+            choice.state.accept_prompt(message)
+        except TokensConflict as error:
+            self._lifecycle.resume(choice, "conflict", error)
+            return
+        if choice.awaits_prompt:
+            return
+        attempt = choice.attempt
+        withheld, choice.withheld = choice.withheld, []
+        for run in withheld:
+            self._on_tokens(choice, run)
+            if choice.attempt is not attempt:
+                return
+
+    def _lose_prompt(self, choice: ChoiceRecord, told: str) -> None:
+        """Nobody will tell the prompt's log-probabilities any more, though the attempt goes on: begin anew."""
+        self._lifecycle.resume(choice, "prompt_lost", peer_lost(choice, told))
 
     @staticmethod
     def _note_cached(choice: ChoiceRecord, cached_tokens: int) -> None:
@@ -255,7 +288,9 @@ class Reactions:
         reaction = loss.on_lost(side, choice.standing(side))
         attempt.end_side(side)
         cause = f"{side.value}_lost"
-        if reaction is Reaction.CARRY_ON:
+        if reaction is Reaction.CARRY_ON and side is Side.PREFILL and choice.awaits_prompt:
+            self._lose_prompt(choice, told)
+        elif reaction is Reaction.CARRY_ON:
             self._lifecycle.try_finish(choice)
         elif reaction is Reaction.REPLACE:
             attempt.prefill = None

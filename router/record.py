@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from twostroke.cluster.core.ids import Incarnation, JobId
 from twostroke.cluster.core.link import WorkerLink
-from twostroke.cluster.core.messages import JobTimings, Lease
+from twostroke.cluster.core.messages import JobTimings, Lease, TokenRun
 from twostroke.cluster.core.sampling import FinishReason
 from twostroke.router.admission import Entry
 from twostroke.router.choice_state import ChoiceState
@@ -92,6 +92,19 @@ class ChoiceRecord:
     reason: str = ""
     first_token_at: float | None = None
     last_token_at: float | None = None
+    prompt_told: bool = False
+    """The reader has the prompt's log-probabilities."""
+    withheld: list[TokenRun] = field(default_factory=list)
+    """Of this attempt, come before the prompt's log-probabilities, which another worker tells: not taken yet."""
+
+    @property
+    def awaits_prompt(self) -> bool:
+        """The prompt's log-probabilities are wanted, and are not all here. Until they are, no token is taken, so that
+        after a loss the choice begins anew.
+        """
+        if self.state.sampling.prompt_logprobs is None or self.prompt_told:
+            return False
+        return len(self.state.prompt_logprobs) < len(self.request.request.prompt) - 1
 
     @property
     def num_tokens(self) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from twostroke.cluster.core.ids import RequestId
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.sampling import FinishReason, SamplingParams
 
 
@@ -39,6 +40,19 @@ class Delta:
     choice: int
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One a token id when they were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probabilities of the prompt's tokens but the first, when they were asked for; before every Delta.
+
+    They are choice 0's, whose prompt is that of all others.
+    """
+
+    choice: int
+    logprobs: tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +98,7 @@ class RequestReport:
     finish_reasons: tuple[FinishReason, ...] = field(default=())
 
 
-StreamItem = Delta | ChoiceEnd | RequestReport
+StreamItem = PromptScores | Delta | ChoiceEnd | RequestReport
 
 
 class RequestStream(Protocol):

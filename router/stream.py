@@ -33,7 +33,12 @@ class BufferedStream:
             self._waiting_tokens += len(item.token_ids)
             last = self._items[-1] if self._items else None
             if isinstance(last, Delta) and last.choice == item.choice:
-                self._items[-1] = Delta(item.choice, last.text + item.text, last.token_ids + item.token_ids)
+                self._items[-1] = Delta(
+                    item.choice,
+                    last.text + item.text,
+                    last.token_ids + item.token_ids,
+                    last.logprobs + item.logprobs,
+                )
                 return self._waiting_tokens
         self._items.append(item)
         self._changed.set()

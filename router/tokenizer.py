@@ -68,6 +68,14 @@ class Tokenizer(Protocol):
         """How the vocabulary spells a token; empty for an id without a token."""
         ...
 
+    def spell(self, token: int) -> bytes:
+        """The bytes of text that a token stands for; a special token's name; nothing for an id that means nothing."""
+        ...
+
+    def text_bytes(self, token: int) -> bytes:
+        """The bytes that a token adds to an answer: as `spell`, but nothing for a special token."""
+        ...
+
     @property
     def text_decoders(self) -> TextDecoderFactory: ...
 
@@ -81,7 +89,8 @@ class ByteTokenizer:
     def __init__(self, templates: TemplatesSection | None = None) -> None:
         """Raises ConfigError for template files that are wrong."""
         self._templates = TemplateStore(templates or TemplatesSection(), None, {})
-        self._factory = TokenTextDecoderFactory([bytes([value]) for value in range(256)] + [b"", b""])
+        self._token_bytes = [bytes([value]) for value in range(256)] + [b"", b""]
+        self._factory = TokenTextDecoderFactory(self._token_bytes)
 
     @property
     def vocab_size(self) -> int:
@@ -94,6 +103,12 @@ class ByteTokenizer:
     @property
     def max_token_bytes(self) -> int:
         return 1
+
+    def spell(self, token: int) -> bytes:
+        return {self.BEGIN: b"<begin>", self.END: b"<end>"}.get(token) or self.text_bytes(token)
+
+    def text_bytes(self, token: int) -> bytes:
+        return self._token_bytes[token] if token < len(self._token_bytes) else b""
 
     @property
     def text_decoders(self) -> TextDecoderFactory:
@@ -147,6 +162,9 @@ class ModelTokenizer:
         self._end_token_ids = self._find_ends(directory, special_tokens.get("eos_token", ""))
         self._vocab_size = self._find_vocab_size(directory)
         token_bytes = _token_bytes(self._tokenizer, source, directory)
+        self._token_bytes = token_bytes
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._names = {token_id: token.content.encode() for token_id, token in added.items() if token.special}
         # A normalizer may shorten text (NFC by three at most), so its bound is looser.
         self._max_token_bytes = max(map(len, token_bytes)) * (4 if has_normalizer else 1)
         self._factory = TokenTextDecoderFactory(token_bytes)
@@ -162,6 +180,12 @@ class ModelTokenizer:
     @property
     def max_token_bytes(self) -> int:
         return self._max_token_bytes
+
+    def spell(self, token: int) -> bytes:
+        return self._names.get(token) or self.text_bytes(token)
+
+    def text_bytes(self, token: int) -> bytes:
+        return self._token_bytes[token] if token < len(self._token_bytes) else b""
 
     @property
     def text_decoders(self) -> TextDecoderFactory:

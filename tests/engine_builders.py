@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from twostroke.cluster.core.ids import Incarnation, JobId, LeaseId, PageId, RequestId, WorkerId
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import (
     Cancel,
     Ended,
@@ -19,6 +20,7 @@ from twostroke.cluster.core.messages import (
     LeaseShard,
     LoadReport,
     Outcome,
+    PromptLogprobs,
     Refused,
     Role,
     RouterMessage,
@@ -168,6 +170,8 @@ class Answer:
 
     submit: Submit
     tokens: list[int] = field(default_factory=list)
+    prompt: list[TokenLogprob] = field(default_factory=list)
+    """Log-probabilities of the prompt's tokens from the second on."""
     started: Started | None = None
     leases: list[Lease] = field(default_factory=list)
     refused: Refused | None = None
@@ -204,6 +208,11 @@ class Recorder:
                     self._live(job).refused = message
                 case Ended(job, _, _, _, _, _):
                     self._end(job, message)
+                case PromptLogprobs(job, first, logprobs):
+                    answer = self._live(job)
+                    assert not answer.tokens, f"{job}: a token came before the prompt's log-probabilities"
+                    assert first <= len(answer.prompt) + 1, f"{job}: some of the prompt's are missing"
+                    answer.prompt[first - 1 :] = logprobs
                 case LoadReport():
                     pass
 

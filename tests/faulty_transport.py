@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from twostroke.cluster.core.errors import TransferFailed
 from twostroke.cluster.core.ids import PageId
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import Lease
 from twostroke.cluster.transport.base import Shipment, TransferStats, Transport
 
@@ -38,9 +39,11 @@ class _FaultyShipment:
         await self._script("push")
         await self._inner.push(first, pages)
 
-    async def commit(self, first_token: int, first_token_index: int) -> TransferStats:
+    async def commit(
+        self, first_token: int, first_token_index: int, first_logprob: TokenLogprob | None = None
+    ) -> TransferStats:
         await self._script("commit")
-        return await self._inner.commit(first_token, first_token_index)
+        return await self._inner.commit(first_token, first_token_index, first_logprob)
 
     async def abort(self, reason: str) -> None:
         await self._script("abort")

@@ -20,13 +20,22 @@ from tests.cluster_harness import FakeCluster, MakeExecutor, Node, Shape, fake_c
 from tests.waiting import until
 from twostroke.cluster.config import PolicySection, RouterSection
 from twostroke.cluster.core.ids import Incarnation, RequestId, new_incarnation, new_request_id
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.request import Phase
 from twostroke.cluster.core.sampling import FinishReason, SamplingParams
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.cluster.transport.base import Shipment, TransferStats, Transport
 from twostroke.engine.fake_executor import golden
 from twostroke.router.dispatcher import Dispatcher
-from twostroke.router.request import ChoiceEnd, Delta, GenerateRequest, RequestReport, RequestStream, TextStep
+from twostroke.router.request import (
+    ChoiceEnd,
+    Delta,
+    GenerateRequest,
+    PromptScores,
+    RequestReport,
+    RequestStream,
+    TextStep,
+)
 
 ANSWER_TIMEOUT_S = 20.0
 
@@ -58,6 +67,8 @@ class Answer:
     text: dict[int, str] = field(default_factory=dict)
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ends: dict[int, ChoiceEnd] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    prompt: list[TokenLogprob] | None = None
     report: RequestReport | None = None
 
     @property
@@ -79,6 +90,11 @@ async def read(stream: RequestStream, timeout_s: float = ANSWER_TIMEOUT_S) -> An
                 assert item.choice not in answer.ends
                 answer.text[item.choice] = answer.text.get(item.choice, "") + item.text
                 answer.tokens.setdefault(item.choice, []).extend(item.token_ids)
+                answer.logprobs.setdefault(item.choice, []).extend(item.logprobs)
+            elif isinstance(item, PromptScores):
+                assert answer.prompt is None
+                assert not answer.tokens, "the prompt's log-probabilities come first"
+                answer.prompt = list(item.logprobs)
             elif isinstance(item, ChoiceEnd):
                 assert item.choice not in answer.ends
                 answer.ends[item.choice] = item
@@ -135,9 +151,11 @@ class _GatedShipment:
     async def push(self, first: int, pages: Sequence[Any]) -> None:
         await self._inner.push(first, pages)
 
-    async def commit(self, first_token: int, first_token_index: int) -> TransferStats:
+    async def commit(
+        self, first_token: int, first_token_index: int, first_logprob: TokenLogprob | None = None
+    ) -> TransferStats:
         await self._gate.passed()
-        return await self._inner.commit(first_token, first_token_index)
+        return await self._inner.commit(first_token, first_token_index, first_logprob)
 
     async def abort(self, reason: str) -> None:
         await self._inner.abort(reason)

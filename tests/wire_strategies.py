@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from twostroke.cluster.core.events import PrefixSnapshot
 from twostroke.cluster.core.ids import Incarnation, JobId, LeaseId, PageId, PrefixKey, RequestId, WorkerId
 from twostroke.cluster.core.layout import PageGroup, PageLayout
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import (
     Ended,
     JobTimings,
@@ -13,6 +14,7 @@ from twostroke.cluster.core.messages import (
     Ledger,
     LoadReport,
     Outcome,
+    PromptLogprobs,
     RefusalReason,
     Refused,
     Role,
@@ -97,7 +99,20 @@ def samplings() -> st.SearchStrategy[SamplingParams]:
         end_token_ids=token_ids,
         stop_token_ids=token_ids,
         ignore_eos=st.booleans(),
+        logit_bias=st.lists(st.tuples(counts, reals), max_size=4).map(tuple),
+        logprobs=st.none() | counts,
+        prompt_logprobs=st.none() | counts,
     )
+
+
+def logprobs() -> st.SearchStrategy[TokenLogprob]:
+    singles = st.floats(width=32, allow_nan=False)
+    tops = st.lists(st.tuples(counts, singles), max_size=3)
+
+    def build(logprob: float, rank: int, top: list[tuple[int, float]]) -> TokenLogprob:
+        return TokenLogprob(logprob, rank, tuple(token for token, _ in top), tuple(value for _, value in top))
+
+    return st.builds(build, singles, counts, tops)
 
 
 def submits() -> st.SearchStrategy[Submit]:
@@ -116,7 +131,17 @@ def submits() -> st.SearchStrategy[Submit]:
 
 
 def runs(job: JobId) -> st.SearchStrategy[TokenRun]:
-    return st.builds(TokenRun, st.just(job), counts, token_ids)
+    plain = st.builds(TokenRun, st.just(job), counts, token_ids)
+    pairs = st.lists(st.tuples(counts, logprobs()), min_size=1, max_size=5)
+
+    def build(first: int, told: list[tuple[int, TokenLogprob]]) -> TokenRun:
+        return TokenRun(job, first, tuple(token for token, _ in told), tuple(value for _, value in told))
+
+    return plain | st.builds(build, counts, pairs)
+
+
+def prompt_logprobs(job: JobId) -> st.SearchStrategy[PromptLogprobs]:
+    return st.builds(PromptLogprobs, st.just(job), counts, st.lists(logprobs(), max_size=5).map(tuple))
 
 
 def timings() -> st.SearchStrategy[JobTimings]:

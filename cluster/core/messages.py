@@ -4,7 +4,7 @@ One stream per router and worker carries all of it, both ways and in order (DESI
 and outbox carry the same types, so nothing here knows about gRPC, torch or asyncio.
 
     router -> worker    Submit, Cancel, RenewLease
-    worker -> router    Leased, Refused, Tokens, Started, Ended, LoadReport
+    worker -> router    Leased, Refused, PromptLogprobs, Tokens, Started, Ended, LoadReport
 
 Life of a job, by stroke:
 
@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from twostroke.cluster.core.ids import Incarnation, JobId, LeaseId, PageId, WorkerId
 from twostroke.cluster.core.layout import PageLayout
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.sampling import FinishReason, SamplingParams
 
 
@@ -189,6 +190,8 @@ class TokenRun(NamedTuple):
     job: JobId
     first_index: int
     tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One a token when the job asked for them, else none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +199,16 @@ class Tokens:
     """All tokens that one step made for one router."""
 
     runs: tuple[TokenRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of the prompt's tokens `first ...`, as far as one step computed them; all of them come before the first token."""
+
+    job: JobId
+    first: int
+    """Position of the first; never 0, whose token follows nothing."""
+    logprobs: tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +222,8 @@ class Started:
     """RESERVE: the commit's, at output index `len(delivered)`. The prefill side told it too; if that was lost on its
     way, this one serves, so from here on the prefill side is needed for nothing.
     """
+    first_logprob: TokenLogprob | None = None
+    """Of `first_token`, if the job asked for it."""
 
 
 class Outcome(Enum):
@@ -318,4 +333,4 @@ class WorkerCheck:
         )
 
 
-WorkerMessage = Leased | Refused | Tokens | Started | Ended | LoadReport
+WorkerMessage = Leased | Refused | PromptLogprobs | Tokens | Started | Ended | LoadReport

@@ -37,6 +37,12 @@ class SamplingParams:
     end_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit), before penalties; ids are unique."""
+    logprobs: int | None = None
+    """Tell each output token's log-probability, and this many of the most likely tokens; None: tell none."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens from the second on. Such a prompt is computed whole: no prefix is read."""
 
     @property
     def ends(self) -> frozenset[int]:

@@ -23,6 +23,7 @@ from typing import Protocol
 
 from twostroke.cluster.core.ids import JobId, LeaseId, PageId
 from twostroke.cluster.core.layout import PageLayout
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import Lease
 
 COMMIT_TIMEOUT_S = 30.0
@@ -59,6 +60,7 @@ class CommitRequest:
     num_pages: int
     first_token: int
     first_token_index: int
+    first_logprob: TokenLogprob | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,9 @@ class Shipment(Protocol):
         """
         ...
 
-    async def commit(self, first_token: int, first_token_index: int) -> TransferStats:
+    async def commit(
+        self, first_token: int, first_token_index: int, first_logprob: TokenLogprob | None = None
+    ) -> TransferStats:
         """Send the final commit and wait for the Ack. Raises TransferFailed after COMMIT_TIMEOUT_S at most."""
         ...
 

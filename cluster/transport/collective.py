@@ -24,11 +24,12 @@ from twostroke.cluster.aio import TaskOwner
 from twostroke.cluster.core.errors import TransferFailed
 from twostroke.cluster.core.ids import Incarnation, PageId
 from twostroke.cluster.core.layout import PageMemory, check_compatible
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import Lease
 from twostroke.cluster.transport.base import TransferStats
 from twostroke.cluster.transport.collective_group import PairThread, device_pages
 from twostroke.cluster.transport.collective_pair import SLOTS, Key, Pair, Sender
-from twostroke.cluster.transport.control import send_abort, send_commit
+from twostroke.cluster.transport.control import commit_to_wire, send_abort, send_commit
 
 log = structlog.get_logger(__name__)
 
@@ -168,10 +169,13 @@ class CollectiveShipment:
             self._busy_s += time.monotonic() - started_s
         self._num_pages += len(pages)
 
-    async def commit(self, first_token: int, first_token_index: int) -> TransferStats:
+    async def commit(
+        self, first_token: int, first_token_index: int, first_logprob: TokenLogprob | None = None
+    ) -> TransferStats:
         self._check_live()
         try:
-            await send_commit(self._pair.stub, self._lease, first_token, first_token_index, self._sender.timeout_s)
+            commit = commit_to_wire(self._lease, first_token, first_token_index, first_logprob)
+            await send_commit(self._pair.stub, self._lease, commit, self._sender.timeout_s)
         finally:
             self._told = True
             self._end()

@@ -8,8 +8,10 @@ import grpc.aio
 import structlog
 
 from twostroke.cluster.core.errors import LayoutMismatch, TransferFailed
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import Lease
 from twostroke.cluster.transport.base import COMMIT_TIMEOUT_S
+from twostroke.cluster.wire.logprobs import logprobs_to_wire
 from twostroke.cluster.wire.status import from_rpc
 from twostroke.proto.v1 import kv_transfer_pb2 as pb
 from twostroke.proto.v1.kv_transfer_pb2_grpc import KvTransferStub
@@ -34,19 +36,23 @@ def failed(what: str, lease: Lease, error: grpc.aio.AioRpcError) -> TransferFail
     return TransferFailed(f"{what} to {lease.worker_id}: {error.code().name}: {error.details()}")
 
 
-async def send_commit(
-    stub: KvTransferStub, lease: Lease, first_token: int, first_token_index: int, timeout_s: float
-) -> None:
-    """Until the Ack. Repeated when the connection breaks, since an equal commit is acknowledged again.
-
-    Raises TransferFailed after COMMIT_TIMEOUT_S or a few `timeout_s` at most.
-    """
-    request = pb.CommitPages(
+def commit_to_wire(
+    lease: Lease, first_token: int, first_token_index: int, first_logprob: TokenLogprob | None
+) -> pb.CommitPages:
+    return pb.CommitPages(
         writer=writer_of(lease),
         num_pages=len(lease.shards[0].pages),
         first_token=first_token,
         first_token_index=first_token_index,
+        first_logprob=None if first_logprob is None else logprobs_to_wire([first_logprob]),
     )
+
+
+async def send_commit(stub: KvTransferStub, lease: Lease, request: pb.CommitPages, timeout_s: float) -> None:
+    """Until the Ack. Repeated when the connection breaks, since an equal commit is acknowledged again.
+
+    Raises TransferFailed after COMMIT_TIMEOUT_S or a few `timeout_s` at most.
+    """
     deadline_s = time.monotonic() + min(COMMIT_TIMEOUT_S, COMMIT_ATTEMPTS * timeout_s)
     for attempt in range(COMMIT_ATTEMPTS):
         try:

@@ -23,9 +23,10 @@ import structlog
 from twostroke.cluster.aio import TaskOwner, in_thread
 from twostroke.cluster.core.ids import Incarnation, PageId
 from twostroke.cluster.core.layout import PageMemory, check_compatible
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import Lease
 from twostroke.cluster.transport.base import TransferStats
-from twostroke.cluster.transport.control import failed, send_abort, send_commit, writer_of
+from twostroke.cluster.transport.control import commit_to_wire, failed, send_abort, send_commit, writer_of
 from twostroke.cluster.wire.channel import open_channel
 from twostroke.cluster.wire.convert import layout_to_wire
 from twostroke.proto.v1 import kv_transfer_pb2 as pb
@@ -187,8 +188,11 @@ class GrpcShipment:
         )
         return call
 
-    async def commit(self, first_token: int, first_token_index: int) -> TransferStats:
-        await send_commit(self._pair.stub, self._lease, first_token, first_token_index, self._transport.timeout_s)
+    async def commit(
+        self, first_token: int, first_token_index: int, first_logprob: TokenLogprob | None = None
+    ) -> TransferStats:
+        commit = commit_to_wire(self._lease, first_token, first_token_index, first_logprob)
+        await send_commit(self._pair.stub, self._lease, commit, self._transport.timeout_s)
         self._end()
         num_bytes = self._num_pages * self._transport.memory.layout.page_bytes
         return TransferStats("grpc", self._num_pages, num_bytes, self._busy_s)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from twostroke.cluster.core.errors import TransferFailed
 from twostroke.cluster.core.ids import Incarnation, PageId
 from twostroke.cluster.core.layout import PageMemory, check_compatible
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import Lease
 from twostroke.cluster.transport.base import CommitRequest, Intake, PageWrite, TransferStats, WriteTicket
 
@@ -86,13 +87,17 @@ class LoopbackShipment:
         self._bytes += len(data)
         self._busy_s += time.monotonic() - started_s
 
-    async def commit(self, first_token: int, first_token_index: int) -> TransferStats:
+    async def commit(
+        self, first_token: int, first_token_index: int, first_logprob: TokenLogprob | None = None
+    ) -> TransferStats:
         """See `Shipment.commit`."""
         self._check_live()
         self._over = True
         lease = self._lease
         count = len(lease.shards[0].pages)
-        commit = CommitRequest(lease.lease_id, lease.epoch, lease.nonce, count, first_token, first_token_index)
+        commit = CommitRequest(
+            lease.lease_id, lease.epoch, lease.nonce, count, first_token, first_token_index, first_logprob
+        )
         self._transport.receiver(lease).intake.commit(commit)
         return TransferStats("loopback", self._pages, self._bytes, self._busy_s)
 

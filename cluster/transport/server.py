@@ -18,7 +18,8 @@ from twostroke.cluster.core.errors import LayoutMismatch, TransferFailed
 from twostroke.cluster.core.ids import Incarnation, LeaseId, PageId
 from twostroke.cluster.core.layout import PageMemory, check_compatible
 from twostroke.cluster.transport.base import CommitRequest, Intake, PageWrite
-from twostroke.cluster.wire.convert import layout_from_wire
+from twostroke.cluster.wire.convert import WireError, layout_from_wire
+from twostroke.cluster.wire.logprobs import first_logprob_from_wire
 from twostroke.cluster.wire.status import abort_with
 from twostroke.proto.v1 import kv_transfer_pb2 as pb
 from twostroke.proto.v1 import kv_transfer_pb2_grpc
@@ -90,17 +91,18 @@ class TransferServicer(kv_transfer_pb2_grpc.KvTransferServicer):
 
     async def Commit(self, request: pb.CommitPages, context: Context) -> pb.CommitReply:
         writer = request.writer
-        commit = CommitRequest(
-            LeaseId(writer.lease_id),
-            writer.epoch,
-            writer.nonce,
-            request.num_pages,
-            request.first_token,
-            request.first_token_index,
-        )
         try:
+            commit = CommitRequest(
+                LeaseId(writer.lease_id),
+                writer.epoch,
+                writer.nonce,
+                request.num_pages,
+                request.first_token,
+                request.first_token_index,
+                first_logprob_from_wire(request),
+            )
             self._intake.commit(commit)
-        except TransferFailed as error:
+        except (TransferFailed, WireError) as error:
             await refuse(context, error.message)
         return pb.CommitReply()
 

@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from twostroke.cluster.core.ids import JobId
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import (
     Cancel,
     Leased,
     LoadReport,
+    PromptLogprobs,
     Refused,
     RenewLease,
     RouterMessage,
@@ -28,6 +30,7 @@ from twostroke.cluster.core.messages import (
     WorkerMessage,
 )
 from twostroke.cluster.wire.convert import WireError, lease_from_wire, lease_to_wire
+from twostroke.cluster.wire.logprobs import first_logprob_from_wire, logprobs_from_wire, logprobs_to_wire
 from twostroke.cluster.wire.messages import (
     ended_from_wire,
     ended_to_wire,
@@ -132,7 +135,10 @@ class RouterCodec:
         if kind == "started":
             started = item.started
             first_token = started.first_token if started.HasField("first_token") else None
-            return Started(job, started.cached_tokens, first_token)
+            return Started(job, started.cached_tokens, first_token, first_logprob_from_wire(started))
+        if kind == "prompt_logprobs":
+            prompt = item.prompt_logprobs
+            return PromptLogprobs(job, prompt.first, logprobs_from_wire(prompt.logprobs))
         if kind == "refused":
             self.handles.free(handle)
             return Refused(job, refusal_from_wire(item.refused.reason), item.refused.message)
@@ -154,7 +160,27 @@ class RouterCodec:
             start = end
         if start != len(tokens):
             raise WireError(f"runs cover {start} of {len(tokens)} tokens")
+        if block.with_logprobs:
+            _give_logprobs(block, runs, self.handles)
         return Tokens(tuple(runs))
+
+
+def _give_logprobs(block: pb.Tokens, runs: list[TokenRun], handles: Handles) -> None:
+    """Put the log-probabilities of `block` into its `runs`, which lack those of unknown jobs."""
+    places = {(run.job, run.first_index): place for place, run in enumerate(runs)}
+    values = logprobs_from_wire(block.logprobs)
+    start = 0
+    for index in block.with_logprobs:
+        if index >= len(block.handle):
+            raise WireError(f"log-probabilities of run {index} of {len(block.handle)}")
+        end = start + block.count[index]
+        job = handles.job(block.handle[index])
+        if job is not None:
+            place = places[job, block.first_index[index]]
+            runs[place] = runs[place]._replace(logprobs=values[start:end])
+        start = end
+    if start != len(values):
+        raise WireError(f"runs cover {start} of {len(values)} log-probabilities")
 
 
 class WorkerCodec:
@@ -193,7 +219,12 @@ class WorkerCodec:
             return pb.WorkerItem(leased=pb.Leased(handle=handle, lease=lease_to_wire(message.lease)))
         if isinstance(message, Started):
             started = pb.Started(handle=handle, cached_tokens=message.cached_tokens, first_token=message.first_token)
+            if message.first_logprob is not None:
+                started.first_logprob.CopyFrom(logprobs_to_wire([message.first_logprob]))
             return pb.WorkerItem(started=started)
+        if isinstance(message, PromptLogprobs):
+            run = pb.PromptRun(handle=handle, first=message.first, logprobs=logprobs_to_wire(message.logprobs))
+            return pb.WorkerItem(prompt_logprobs=run)
         self.handles.free(handle)
         if isinstance(message, Refused):
             reason = refusal_to_wire(message.reason)
@@ -205,6 +236,8 @@ class WorkerCodec:
         firsts: list[int] = []
         counts: list[int] = []
         tokens: list[int] = []
+        with_logprobs: list[int] = []
+        logprobs: list[TokenLogprob] = []
         handle_of = self.handles.of
         for run in message.runs:
             handle = handle_of(run.job)
@@ -215,9 +248,16 @@ class WorkerCodec:
             firsts.append(run.first_index)
             counts.append(len(run.tokens))
             tokens.extend(run.tokens)
+            if run.logprobs:
+                with_logprobs.append(len(handles) - 1)
+                logprobs.extend(run.logprobs)
         if not handles:
             return None
-        return pb.WorkerItem(tokens=pb.Tokens(handle=handles, first_index=firsts, count=counts, tokens=tokens))
+        block = pb.Tokens(handle=handles, first_index=firsts, count=counts, tokens=tokens)
+        if with_logprobs:
+            block.with_logprobs.extend(with_logprobs)
+            block.logprobs.CopyFrom(logprobs_to_wire(logprobs))
+        return pb.WorkerItem(tokens=block)
 
 
 class Item(Protocol):

@@ -112,10 +112,16 @@ def sampling_to_wire(sampling: SamplingParams) -> pb.SamplingParams:
         end_token_ids=sampling.end_token_ids,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
+        bias_ids=[token for token, _ in sampling.logit_bias],
+        biases=[bias for _, bias in sampling.logit_bias],
+        logprobs=sampling.logprobs,
+        prompt_logprobs=sampling.prompt_logprobs,
     )
 
 
 def sampling_from_wire(sampling: pb.SamplingParams) -> SamplingParams:
+    if len(sampling.bias_ids) != len(sampling.biases):
+        raise WireError(f"{len(sampling.biases)} biases for {len(sampling.bias_ids)} tokens")
     return SamplingParams(
         max_tokens=sampling.max_tokens,
         seed=sampling.seed,
@@ -130,6 +136,9 @@ def sampling_from_wire(sampling: pb.SamplingParams) -> SamplingParams:
         end_token_ids=tuple(sampling.end_token_ids),
         stop_token_ids=tuple(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
+        logit_bias=tuple(zip(sampling.bias_ids, sampling.biases, strict=True)),
+        logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
     )
 
 

@@ -82,7 +82,7 @@ class Decoder:
         h = ops.rms_norm(x, norms[0], eps)
         for index, layer in enumerate(self._layers):
             attended = self._attention(layer, h, rotation, batch, kv_of_layers[index])
-            if index == len(self._layers) - 1 and len(batch.sampled_rows) < len(x):
+            if index == len(self._layers) - 1 and len(batch.sampled_tokens) < len(x):
                 x, attended = x[batch.sampled_tokens], attended[batch.sampled_tokens]
                 if not len(x):
                     return x.new_empty((0, self._config.vocab_size), dtype=torch.float32)

@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from twostroke.proto.v1 import common_pb2 as twostroke_dot_proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"twostroke/proto/v1/inference.proto\x12\x0ctwostroke.v1\x1a\x1ftwostroke/proto/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\";\n\x0c\x43hatMessages\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.twostroke.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xc2\x05\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x16.twostroke.v1.TokenIdsH\x00\x12*\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x1a.twostroke.v1.ChatMessagesH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x08 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05top_k\x18\t \x01(\rH\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\n \x01(\x01H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x0b \x01(\x04H\x07\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0c \x01(\x01H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\r \x01(\x01H\t\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0e \x01(\x01H\n\x88\x01\x01\x12\x0e\n\x01n\x18\x0f \x01(\rH\x0b\x88\x01\x01\x12\x0c\n\x04stop\x18\x10 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x11 \x03(\r\x12\x12\n\nignore_eos\x18\x12 \x01(\x08\x12\x16\n\ttimeout_s\x18\x13 \x01(\x01H\x0c\x88\x01\x01\x12\x12\n\ncache_salt\x18\x14 \x01(\t\x12\x12\n\nrequest_id\x18\x15 \x01(\tB\x07\n\x05inputB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x04\n\x02_nB\x0c\n\n_timeout_s\"\xc7\x01\n\x10GenerateResponse\x12*\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x16.twostroke.v1.AcceptedH\x00\x12$\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x13.twostroke.v1.DeltaH\x00\x12-\n\nchoice_end\x18\x03 \x01(\x0b\x32\x17.twostroke.v1.ChoiceEndH\x00\x12*\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x16.twostroke.v1.FinishedH\x00\x42\x06\n\x04item\"\x1e\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"8\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"i\n\tChoiceEnd\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x31\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1a.twostroke.v1.FinishReason\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\"y\n\x08\x46inished\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12$\n\x06report\x18\x04 \x01(\x0b\x32\x14.twostroke.v1.Report\"\xbe\x03\n\x06Report\x12\x13\n\x0b\x64uration_ms\x18\x01 \x01(\x01\x12\x0f\n\x07ttft_ms\x18\x02 \x01(\x01\x12\x0e\n\x06itl_ms\x18\x03 \x01(\x01\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x12\x10\n\x08route_ms\x18\x05 \x01(\x01\x12\x12\n\nreserve_ms\x18\x06 \x01(\x01\x12\x12\n\nprefill_ms\x18\x07 \x01(\x01\x12\x13\n\x0btransfer_ms\x18\x08 \x01(\x01\x12\x11\n\tdecode_ms\x18\t \x01(\x01\x12\x19\n\x11worker_prefill_ms\x18\n \x01(\x01\x12\x1f\n\x17worker_transfer_busy_ms\x18\x0b \x01(\x01\x12\"\n\x1aworker_transfer_exposed_ms\x18\x0c \x01(\x01\x12\x18\n\x10worker_decode_ms\x18\r \x01(\x01\x12\x16\n\x0eprefill_worker\x18\x0e \x01(\t\x12\x15\n\rdecode_worker\x18\x0f \x01(\t\x12\x11\n\ttransport\x18\x10 \x01(\t\x12\x15\n\rpages_shipped\x18\x11 \x01(\r\x12\x15\n\rbytes_shipped\x18\x12 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\x13 \x01(\r\x12\x0e\n\x06reason\x18\x14 \x01(\t\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"#\n\x0e\x43\x61ncelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"\x15\n\x13GetModelInfoRequest\"\x9e\x01\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0bmax_context\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x11\n\tpage_size\x18\x04 \x01(\r\x12\x1b\n\x13num_prefill_workers\x18\x05 \x01(\r\x12\x1a\n\x12num_decode_workers\x18\x06 \x01(\r\x12\r\n\x05ready\x18\x07 \x01(\x08\x32\xe9\x01\n\tInference\x12K\n\x08Generate\x12\x1d.twostroke.v1.GenerateRequest\x1a\x1e.twostroke.v1.GenerateResponse0\x01\x12\x43\n\x06\x43\x61ncel\x12\x1b.twostroke.v1.CancelRequest\x1a\x1c.twostroke.v1.CancelResponse\x12J\n\x0cGetModelInfo\x12!.twostroke.v1.GetModelInfoRequest\x1a\x17.twostroke.v1.ModelInfob\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"twostroke/proto/v1/inference.proto\x12\x0ctwostroke.v1\x1a\x1ftwostroke/proto/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\";\n\x0c\x43hatMessages\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.twostroke.v1.ChatMessage\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x8c\x07\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x16.twostroke.v1.TokenIdsH\x00\x12*\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x1a.twostroke.v1.ChatMessagesH\x00\x12\x17\n\nmax_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_p\x18\x08 \x01(\x01H\x04\x88\x01\x01\x12\x12\n\x05top_k\x18\t \x01(\rH\x05\x88\x01\x01\x12\x12\n\x05min_p\x18\n \x01(\x01H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x0b \x01(\x04H\x07\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0c \x01(\x01H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\r \x01(\x01H\t\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0e \x01(\x01H\n\x88\x01\x01\x12\x0e\n\x01n\x18\x0f \x01(\rH\x0b\x88\x01\x01\x12\x0c\n\x04stop\x18\x10 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x11 \x03(\r\x12\x12\n\nignore_eos\x18\x12 \x01(\x08\x12\x16\n\ttimeout_s\x18\x13 \x01(\x01H\x0c\x88\x01\x01\x12\x12\n\ncache_salt\x18\x14 \x01(\t\x12\x12\n\nrequest_id\x18\x15 \x01(\t\x12@\n\nlogit_bias\x18\x1f \x03(\x0b\x32,.twostroke.v1.GenerateRequest.LogitBiasEntry\x12\x15\n\x08logprobs\x18  \x01(\rH\r\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18! \x01(\rH\x0e\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x07\n\x05inputB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x04\n\x02_nB\x0c\n\n_timeout_sB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x80\x02\n\x10GenerateResponse\x12*\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x16.twostroke.v1.AcceptedH\x00\x12$\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x13.twostroke.v1.DeltaH\x00\x12-\n\nchoice_end\x18\x03 \x01(\x0b\x32\x17.twostroke.v1.ChoiceEndH\x00\x12*\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x16.twostroke.v1.FinishedH\x00\x12\x37\n\x0fprompt_logprobs\x18\x14 \x01(\x0b\x32\x1c.twostroke.v1.PromptLogprobsH\x00\x42\x06\n\x04item\"\x1e\n\x08\x41\x63\x63\x65pted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"f\n\x05\x44\x65lta\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12,\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1a.twostroke.v1.TokenLogprob\"f\n\x0cTokenLogprob\x12$\n\x05token\x18\x01 \x01(\x0b\x32\x15.twostroke.v1.Logprob\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\"\n\x03top\x18\x03 \x03(\x0b\x32\x15.twostroke.v1.Logprob\";\n\x07Logprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\r\n\x05token\x18\x03 \x01(\x0c\">\n\x0ePromptLogprobs\x12,\n\x08logprobs\x18\x01 \x03(\x0b\x32\x1a.twostroke.v1.TokenLogprob\"i\n\tChoiceEnd\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x31\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x1a.twostroke.v1.FinishReason\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\"y\n\x08\x46inished\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12$\n\x06report\x18\x04 \x01(\x0b\x32\x14.twostroke.v1.Report\"\xbe\x03\n\x06Report\x12\x13\n\x0b\x64uration_ms\x18\x01 \x01(\x01\x12\x0f\n\x07ttft_ms\x18\x02 \x01(\x01\x12\x0e\n\x06itl_ms\x18\x03 \x01(\x01\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x12\x10\n\x08route_ms\x18\x05 \x01(\x01\x12\x12\n\nreserve_ms\x18\x06 \x01(\x01\x12\x12\n\nprefill_ms\x18\x07 \x01(\x01\x12\x13\n\x0btransfer_ms\x18\x08 \x01(\x01\x12\x11\n\tdecode_ms\x18\t \x01(\x01\x12\x19\n\x11worker_prefill_ms\x18\n \x01(\x01\x12\x1f\n\x17worker_transfer_busy_ms\x18\x0b \x01(\x01\x12\"\n\x1aworker_transfer_exposed_ms\x18\x0c \x01(\x01\x12\x18\n\x10worker_decode_ms\x18\r \x01(\x01\x12\x16\n\x0eprefill_worker\x18\x0e \x01(\t\x12\x15\n\rdecode_worker\x18\x0f \x01(\t\x12\x11\n\ttransport\x18\x10 \x01(\t\x12\x15\n\rpages_shipped\x18\x11 \x01(\r\x12\x15\n\rbytes_shipped\x18\x12 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\x13 \x01(\r\x12\x0e\n\x06reason\x18\x14 \x01(\t\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"#\n\x0e\x43\x61ncelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"\x15\n\x13GetModelInfoRequest\"\x9e\x01\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0bmax_context\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x11\n\tpage_size\x18\x04 \x01(\r\x12\x1b\n\x13num_prefill_workers\x18\x05 \x01(\r\x12\x1a\n\x12num_decode_workers\x18\x06 \x01(\r\x12\r\n\x05ready\x18\x07 \x01(\x08\x32\xe9\x01\n\tInference\x12K\n\x08Generate\x12\x1d.twostroke.v1.GenerateRequest\x1a\x1e.twostroke.v1.GenerateResponse0\x01\x12\x43\n\x06\x43\x61ncel\x12\x1b.twostroke.v1.CancelRequest\x1a\x1c.twostroke.v1.CancelResponse\x12J\n\x0cGetModelInfo\x12!.twostroke.v1.GetModelInfoRequest\x1a\x17.twostroke.v1.ModelInfob\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'twostroke.proto.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._loaded_options = None
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_CHATMESSAGE']._serialized_start=85
   _globals['_CHATMESSAGE']._serialized_end=129
   _globals['_CHATMESSAGES']._serialized_start=131
@@ -39,27 +41,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=192
   _globals['_TOKENIDS']._serialized_end=215
   _globals['_GENERATEREQUEST']._serialized_start=218
-  _globals['_GENERATEREQUEST']._serialized_end=924
-  _globals['_GENERATERESPONSE']._serialized_start=927
-  _globals['_GENERATERESPONSE']._serialized_end=1126
-  _globals['_ACCEPTED']._serialized_start=1128
-  _globals['_ACCEPTED']._serialized_end=1158
-  _globals['_DELTA']._serialized_start=1160
-  _globals['_DELTA']._serialized_end=1216
-  _globals['_CHOICEEND']._serialized_start=1218
-  _globals['_CHOICEEND']._serialized_end=1323
-  _globals['_FINISHED']._serialized_start=1325
-  _globals['_FINISHED']._serialized_end=1446
-  _globals['_REPORT']._serialized_start=1449
-  _globals['_REPORT']._serialized_end=1895
-  _globals['_CANCELREQUEST']._serialized_start=1897
-  _globals['_CANCELREQUEST']._serialized_end=1932
-  _globals['_CANCELRESPONSE']._serialized_start=1934
-  _globals['_CANCELRESPONSE']._serialized_end=1969
-  _globals['_GETMODELINFOREQUEST']._serialized_start=1971
-  _globals['_GETMODELINFOREQUEST']._serialized_end=1992
-  _globals['_MODELINFO']._serialized_start=1995
-  _globals['_MODELINFO']._serialized_end=2153
-  _globals['_INFERENCE']._serialized_start=2156
-  _globals['_INFERENCE']._serialized_end=2389
+  _globals['_GENERATEREQUEST']._serialized_end=1126
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=865
+  _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=913
+  _globals['_GENERATERESPONSE']._serialized_start=1129
+  _globals['_GENERATERESPONSE']._serialized_end=1385
+  _globals['_ACCEPTED']._serialized_start=1387
+  _globals['_ACCEPTED']._serialized_end=1417
+  _globals['_DELTA']._serialized_start=1419
+  _globals['_DELTA']._serialized_end=1521
+  _globals['_TOKENLOGPROB']._serialized_start=1523
+  _globals['_TOKENLOGPROB']._serialized_end=1625
+  _globals['_LOGPROB']._serialized_start=1627
+  _globals['_LOGPROB']._serialized_end=1686
+  _globals['_PROMPTLOGPROBS']._serialized_start=1688
+  _globals['_PROMPTLOGPROBS']._serialized_end=1750
+  _globals['_CHOICEEND']._serialized_start=1752
+  _globals['_CHOICEEND']._serialized_end=1857
+  _globals['_FINISHED']._serialized_start=1859
+  _globals['_FINISHED']._serialized_end=1980
+  _globals['_REPORT']._serialized_start=1983
+  _globals['_REPORT']._serialized_end=2429
+  _globals['_CANCELREQUEST']._serialized_start=2431
+  _globals['_CANCELREQUEST']._serialized_end=2466
+  _globals['_CANCELRESPONSE']._serialized_start=2468
+  _globals['_CANCELRESPONSE']._serialized_end=2503
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2505
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2526
+  _globals['_MODELINFO']._serialized_start=2529
+  _globals['_MODELINFO']._serialized_end=2687
+  _globals['_INFERENCE']._serialized_start=2690
+  _globals['_INFERENCE']._serialized_end=2923
 # @@protoc_insertion_point(module_scope)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from twostroke.proto.v1 import common_pb2 as twostroke_dot_proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$twostroke/proto/v1/kv_transfer.proto\x12\x0ctwostroke.v1\x1a\x1ftwostroke/proto/v1/common.proto\"M\n\x0c\x41greeRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12(\n\x06layout\x18\x02 \x01(\x0b\x32\x18.twostroke.v1.PageLayout\"\x0c\n\nAgreeReply\"8\n\x06Writer\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05nonce\x18\x03 \x01(\x0c\"T\n\nPushHeader\x12$\n\x06writer\x18\x01 \x01(\x0b\x32\x14.twostroke.v1.Writer\x12\r\n\x05\x66irst\x18\x02 \x01(\r\x12\x11\n\tchecksums\x18\x03 \x03(\x07\"B\n\x08PushPart\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x18.twostroke.v1.PushHeader\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x0b\n\tPushReply\"v\n\x0b\x43ommitPages\x12$\n\x06writer\x18\x01 \x01(\x0b\x32\x14.twostroke.v1.Writer\x12\x11\n\tnum_pages\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_token\x18\x03 \x01(\r\x12\x19\n\x11\x66irst_token_index\x18\x04 \x01(\r\"\r\n\x0b\x43ommitReply\"B\n\nAbortPages\x12$\n\x06writer\x18\x01 \x01(\x0b\x32\x14.twostroke.v1.Writer\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0c\n\nAbortReply\"\x8f\x01\n\x0bPairRequest\x12&\n\x04join\x18\x01 \x01(\x0b\x32\x16.twostroke.v1.PairJoinH\x00\x12(\n\x05offer\x18\x02 \x01(\x0b\x32\x17.twostroke.v1.PairOfferH\x00\x12&\n\x04\x64one\x18\x03 \x01(\x0b\x32\x16.twostroke.v1.PairDoneH\x00\x42\x06\n\x04kind\"\xc7\x01\n\tPairReply\x12*\n\x06joined\x18\x01 \x01(\x0b\x32\x18.twostroke.v1.PairJoinedH\x00\x12(\n\x05ready\x18\x02 \x01(\x0b\x32\x17.twostroke.v1.PairReadyH\x00\x12,\n\x07refused\x18\x03 \x01(\x0b\x32\x19.twostroke.v1.PairRefusedH\x00\x12.\n\x08received\x18\x04 \x01(\x0b\x32\x1a.twostroke.v1.PairReceivedH\x00\x42\x06\n\x04kind\"~\n\x08PairJoin\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12(\n\x06layout\x18\x03 \x01(\x0b\x32\x18.twostroke.v1.PageLayout\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x13\n\x0boffer_bytes\x18\x05 \x01(\x04\"@\n\nPairJoined\x12\r\n\x05group\x18\x01 \x01(\t\x12\x12\n\nstore_port\x18\x02 \x01(\r\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\"\\\n\tPairOffer\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12$\n\x06writer\x18\x02 \x01(\x0b\x32\x14.twostroke.v1.Writer\x12\r\n\x05\x66irst\x18\x03 \x01(\r\x12\r\n\x05\x63ount\x18\x04 \x01(\r\"\x18\n\tPairReady\x12\x0b\n\x03seq\x18\x01 \x01(\x04\"*\n\x0bPairRefused\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"*\n\x08PairDone\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x11\n\tchecksums\x18\x02 \x03(\x10\"\x1b\n\x0cPairReceived\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x32\x83\x02\n\nKvTransfer\x12=\n\x05\x41gree\x12\x1a.twostroke.v1.AgreeRequest\x1a\x18.twostroke.v1.AgreeReply\x12\x39\n\x04Push\x12\x16.twostroke.v1.PushPart\x1a\x17.twostroke.v1.PushReply(\x01\x12>\n\x06\x43ommit\x12\x19.twostroke.v1.CommitPages\x1a\x19.twostroke.v1.CommitReply\x12;\n\x05\x41\x62ort\x12\x18.twostroke.v1.AbortPages\x1a\x18.twostroke.v1.AbortReply2N\n\x0cKvCollective\x12>\n\x04Pair\x12\x19.twostroke.v1.PairRequest\x1a\x17.twostroke.v1.PairReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$twostroke/proto/v1/kv_transfer.proto\x12\x0ctwostroke.v1\x1a\x1ftwostroke/proto/v1/common.proto\"M\n\x0c\x41greeRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12(\n\x06layout\x18\x02 \x01(\x0b\x32\x18.twostroke.v1.PageLayout\"\x0c\n\nAgreeReply\"8\n\x06Writer\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05nonce\x18\x03 \x01(\x0c\"T\n\nPushHeader\x12$\n\x06writer\x18\x01 \x01(\x0b\x32\x14.twostroke.v1.Writer\x12\r\n\x05\x66irst\x18\x02 \x01(\r\x12\x11\n\tchecksums\x18\x03 \x03(\x07\"B\n\x08PushPart\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x18.twostroke.v1.PushHeader\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x0b\n\tPushReply\"\xa5\x01\n\x0b\x43ommitPages\x12$\n\x06writer\x18\x01 \x01(\x0b\x32\x14.twostroke.v1.Writer\x12\x11\n\tnum_pages\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_token\x18\x03 \x01(\r\x12\x19\n\x11\x66irst_token_index\x18\x04 \x01(\r\x12-\n\rfirst_logprob\x18\x05 \x01(\x0b\x32\x16.twostroke.v1.Logprobs\"\r\n\x0b\x43ommitReply\"B\n\nAbortPages\x12$\n\x06writer\x18\x01 \x01(\x0b\x32\x14.twostroke.v1.Writer\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0c\n\nAbortReply\"\x8f\x01\n\x0bPairRequest\x12&\n\x04join\x18\x01 \x01(\x0b\x32\x16.twostroke.v1.PairJoinH\x00\x12(\n\x05offer\x18\x02 \x01(\x0b\x32\x17.twostroke.v1.PairOfferH\x00\x12&\n\x04\x64one\x18\x03 \x01(\x0b\x32\x16.twostroke.v1.PairDoneH\x00\x42\x06\n\x04kind\"\xc7\x01\n\tPairReply\x12*\n\x06joined\x18\x01 \x01(\x0b\x32\x18.twostroke.v1.PairJoinedH\x00\x12(\n\x05ready\x18\x02 \x01(\x0b\x32\x17.twostroke.v1.PairReadyH\x00\x12,\n\x07refused\x18\x03 \x01(\x0b\x32\x19.twostroke.v1.PairRefusedH\x00\x12.\n\x08received\x18\x04 \x01(\x0b\x32\x1a.twostroke.v1.PairReceivedH\x00\x42\x06\n\x04kind\"~\n\x08PairJoin\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12(\n\x06layout\x18\x03 \x01(\x0b\x32\x18.twostroke.v1.PageLayout\x12\x0e\n\x06\x64\x65vice\x18\x04 \x01(\t\x12\x13\n\x0boffer_bytes\x18\x05 \x01(\x04\"@\n\nPairJoined\x12\r\n\x05group\x18\x01 \x01(\t\x12\x12\n\nstore_port\x18\x02 \x01(\r\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\"\\\n\tPairOffer\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12$\n\x06writer\x18\x02 \x01(\x0b\x32\x14.twostroke.v1.Writer\x12\r\n\x05\x66irst\x18\x03 \x01(\r\x12\r\n\x05\x63ount\x18\x04 \x01(\r\"\x18\n\tPairReady\x12\x0b\n\x03seq\x18\x01 \x01(\x04\"*\n\x0bPairRefused\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"*\n\x08PairDone\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x11\n\tchecksums\x18\x02 \x03(\x10\"\x1b\n\x0cPairReceived\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x32\x83\x02\n\nKvTransfer\x12=\n\x05\x41gree\x12\x1a.twostroke.v1.AgreeRequest\x1a\x18.twostroke.v1.AgreeReply\x12\x39\n\x04Push\x12\x16.twostroke.v1.PushPart\x1a\x17.twostroke.v1.PushReply(\x01\x12>\n\x06\x43ommit\x12\x19.twostroke.v1.CommitPages\x1a\x19.twostroke.v1.CommitReply\x12;\n\x05\x41\x62ort\x12\x18.twostroke.v1.AbortPages\x1a\x18.twostroke.v1.AbortReply2N\n\x0cKvCollective\x12>\n\x04Pair\x12\x19.twostroke.v1.PairRequest\x1a\x17.twostroke.v1.PairReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,34 +44,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUSHPART']._serialized_end=390
   _globals['_PUSHREPLY']._serialized_start=392
   _globals['_PUSHREPLY']._serialized_end=403
-  _globals['_COMMITPAGES']._serialized_start=405
-  _globals['_COMMITPAGES']._serialized_end=523
-  _globals['_COMMITREPLY']._serialized_start=525
-  _globals['_COMMITREPLY']._serialized_end=538
-  _globals['_ABORTPAGES']._serialized_start=540
-  _globals['_ABORTPAGES']._serialized_end=606
-  _globals['_ABORTREPLY']._serialized_start=608
-  _globals['_ABORTREPLY']._serialized_end=620
-  _globals['_PAIRREQUEST']._serialized_start=623
-  _globals['_PAIRREQUEST']._serialized_end=766
-  _globals['_PAIRREPLY']._serialized_start=769
-  _globals['_PAIRREPLY']._serialized_end=968
-  _globals['_PAIRJOIN']._serialized_start=970
-  _globals['_PAIRJOIN']._serialized_end=1096
-  _globals['_PAIRJOINED']._serialized_start=1098
-  _globals['_PAIRJOINED']._serialized_end=1162
-  _globals['_PAIROFFER']._serialized_start=1164
-  _globals['_PAIROFFER']._serialized_end=1256
-  _globals['_PAIRREADY']._serialized_start=1258
-  _globals['_PAIRREADY']._serialized_end=1282
-  _globals['_PAIRREFUSED']._serialized_start=1284
-  _globals['_PAIRREFUSED']._serialized_end=1326
-  _globals['_PAIRDONE']._serialized_start=1328
-  _globals['_PAIRDONE']._serialized_end=1370
-  _globals['_PAIRRECEIVED']._serialized_start=1372
-  _globals['_PAIRRECEIVED']._serialized_end=1399
-  _globals['_KVTRANSFER']._serialized_start=1402
-  _globals['_KVTRANSFER']._serialized_end=1661
-  _globals['_KVCOLLECTIVE']._serialized_start=1663
-  _globals['_KVCOLLECTIVE']._serialized_end=1741
+  _globals['_COMMITPAGES']._serialized_start=406
+  _globals['_COMMITPAGES']._serialized_end=571
+  _globals['_COMMITREPLY']._serialized_start=573
+  _globals['_COMMITREPLY']._serialized_end=586
+  _globals['_ABORTPAGES']._serialized_start=588
+  _globals['_ABORTPAGES']._serialized_end=654
+  _globals['_ABORTREPLY']._serialized_start=656
+  _globals['_ABORTREPLY']._serialized_end=668
+  _globals['_PAIRREQUEST']._serialized_start=671
+  _globals['_PAIRREQUEST']._serialized_end=814
+  _globals['_PAIRREPLY']._serialized_start=817
+  _globals['_PAIRREPLY']._serialized_end=1016
+  _globals['_PAIRJOIN']._serialized_start=1018
+  _globals['_PAIRJOIN']._serialized_end=1144
+  _globals['_PAIRJOINED']._serialized_start=1146
+  _globals['_PAIRJOINED']._serialized_end=1210
+  _globals['_PAIROFFER']._serialized_start=1212
+  _globals['_PAIROFFER']._serialized_end=1304
+  _globals['_PAIRREADY']._serialized_start=1306
+  _globals['_PAIRREADY']._serialized_end=1330
+  _globals['_PAIRREFUSED']._serialized_start=1332
+  _globals['_PAIRREFUSED']._serialized_end=1374
+  _globals['_PAIRDONE']._serialized_start=1376
+  _globals['_PAIRDONE']._serialized_end=1418
+  _globals['_PAIRRECEIVED']._serialized_start=1420
+  _globals['_PAIRRECEIVED']._serialized_end=1447
+  _globals['_KVTRANSFER']._serialized_start=1450
+  _globals['_KVTRANSFER']._serialized_end=1709
+  _globals['_KVCOLLECTIVE']._serialized_start=1711
+  _globals['_KVCOLLECTIVE']._serialized_end=1789
 # @@protoc_insertion_point(module_scope)

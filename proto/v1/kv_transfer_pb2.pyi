@@ -52,16 +52,18 @@ class PushReply(_message.Message):
     def __init__(self) -> None: ...
 
 class CommitPages(_message.Message):
-    __slots__ = ("writer", "num_pages", "first_token", "first_token_index")
+    __slots__ = ("writer", "num_pages", "first_token", "first_token_index", "first_logprob")
     WRITER_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_INDEX_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LOGPROB_FIELD_NUMBER: _ClassVar[int]
     writer: Writer
     num_pages: int
     first_token: int
     first_token_index: int
-    def __init__(self, writer: _Optional[_Union[Writer, _Mapping]] = ..., num_pages: _Optional[int] = ..., first_token: _Optional[int] = ..., first_token_index: _Optional[int] = ...) -> None: ...
+    first_logprob: _common_pb2.Logprobs
+    def __init__(self, writer: _Optional[_Union[Writer, _Mapping]] = ..., num_pages: _Optional[int] = ..., first_token: _Optional[int] = ..., first_token_index: _Optional[int] = ..., first_logprob: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class CommitReply(_message.Message):
     __slots__ = ()

@@ -25,21 +25,21 @@ _sym_db = _symbol_database.Default()
 from twostroke.proto.v1 import common_pb2 as twostroke_dot_proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftwostroke/proto/v1/worker.proto\x12\x0ctwostroke.v1\x1a\x1ftwostroke/proto/v1/common.proto\"\x98\x02\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12 \n\x04role\x18\x03 \x01(\x0e\x32\x12.twostroke.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12(\n\x06layout\x18\x06 \x01(\x0b\x32\x18.twostroke.v1.PageLayout\x12\x11\n\tnum_pages\x18\x07 \x01(\r\x12\x13\n\x0bmax_context\x18\x08 \x01(\r\x12\x14\n\x0c\x63hunk_tokens\x18\t \x01(\r\x12\x12\n\ntransports\x18\n \x03(\t\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\x14\n\x0cweight_bytes\x18\x0c \x01(\x04\"\x88\x01\n\x0bRouterFrame\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x19.twostroke.v1.RouterHello\x12\'\n\x05items\x18\x02 \x03(\x0b\x32\x18.twostroke.v1.RouterItem\x12\x10\n\x08\x66ragment\x18\x03 \x01(\x0c\x12\x14\n\x0c\x66ragment_end\x18\x04 \x01(\x08\"\x88\x01\n\x0bWorkerFrame\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x19.twostroke.v1.WorkerHello\x12\'\n\x05items\x18\x02 \x03(\x0b\x32\x18.twostroke.v1.WorkerItem\x12\x10\n\x08\x66ragment\x18\x03 \x01(\x0c\x12\x14\n\x0c\x66ragment_end\x18\x04 \x01(\x08\"\x1d\n\x0bRouterHello\x12\x0e\n\x06router\x18\x01 \x01(\t\"5\n\x0bWorkerHello\x12&\n\x04info\x18\x01 \x01(\x0b\x32\x18.twostroke.v1.WorkerInfo\"\x98\x01\n\nRouterItem\x12&\n\x06submit\x18\x01 \x01(\x0b\x32\x14.twostroke.v1.SubmitH\x00\x12&\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x14.twostroke.v1.CancelH\x00\x12/\n\x0brenew_lease\x18\x03 \x01(\x0b\x32\x18.twostroke.v1.RenewLeaseH\x00\x42\t\n\x07message\"\x8b\x02\n\nWorkerItem\x12&\n\x06leased\x18\x01 \x01(\x0b\x32\x14.twostroke.v1.LeasedH\x00\x12(\n\x07refused\x18\x02 \x01(\x0b\x32\x15.twostroke.v1.RefusedH\x00\x12&\n\x06tokens\x18\x03 \x01(\x0b\x32\x14.twostroke.v1.TokensH\x00\x12(\n\x07started\x18\x04 \x01(\x0b\x32\x15.twostroke.v1.StartedH\x00\x12$\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x13.twostroke.v1.EndedH\x00\x12(\n\x04load\x18\x06 \x01(\x0b\x32\x18.twostroke.v1.LoadReportH\x00\x42\t\n\x07message\"\x8b\x02\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12 \n\x03job\x18\x02 \x01(\x0b\x32\x13.twostroke.v1.JobId\x12$\n\x06stroke\x18\x03 \x01(\x0e\x32\x14.twostroke.v1.Stroke\x12\x0e\n\x06prompt\x18\x04 \x01(\x0c\x12\x11\n\tdelivered\x18\x05 \x01(\x0c\x12.\n\x08sampling\x18\x06 \x01(\x0b\x32\x1c.twostroke.v1.SamplingParams\x12\x13\n\x0btime_left_s\x18\x07 \x01(\x01\x12\x0c\n\x04salt\x18\x08 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\t \x01(\t\x12\"\n\x05lease\x18\n \x01(\x0b\x32\x13.twostroke.v1.Lease\"\x18\n\x06\x43\x61ncel\x12\x0e\n\x06handle\x18\x01 \x01(\r\"0\n\nRenewLease\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x12\n\nbump_epoch\x18\x02 \x01(\x08\"<\n\x06Leased\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\"\n\x05lease\x18\x02 \x01(\x0b\x32\x13.twostroke.v1.Lease\"W\n\x07Refused\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12+\n\x06reason\x18\x02 \x01(\x0e\x32\x1b.twostroke.v1.RefusalReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"L\n\x06Tokens\x12\x0e\n\x06handle\x18\x01 \x03(\r\x12\x13\n\x0b\x66irst_index\x18\x02 \x03(\r\x12\r\n\x05\x63ount\x18\x03 \x03(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\"Z\n\x07Started\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x18\n\x0b\x66irst_token\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0e\n\x0c_first_token\"\xfd\x01\n\nJobTimings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x17\n\x0ftransfer_busy_s\x18\x03 \x01(\x01\x12\x1a\n\x12transfer_exposed_s\x18\x04 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x05 \x01(\x01\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x07 \x01(\r\x12\x15\n\rpages_shipped\x18\x08 \x01(\r\x12\x15\n\rbytes_shipped\x18\t \x01(\x04\x12\x11\n\ttransport\x18\n \x01(\t\x12\x13\n\x0bpreemptions\x18\x0b \x01(\r\"\xc2\x01\n\x05\x45nded\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12&\n\x07outcome\x18\x02 \x01(\x0e\x32\x15.twostroke.v1.Outcome\x12\x31\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1a.twostroke.v1.FinishReason\x12\x12\n\nnum_output\x18\x04 \x01(\r\x12\x0f\n\x07message\x18\x05 \x01(\t\x12)\n\x07timings\x18\x06 \x01(\x0b\x32\x18.twostroke.v1.JobTimings\"[\n\x06Ledger\x12\x0c\n\x04\x66ree\x18\x01 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\r\x12\x0e\n\x06\x61\x63tive\x18\x03 \x01(\r\x12\x0e\n\x06leased\x18\x04 \x01(\r\x12\x13\n\x0bquarantined\x18\x05 \x01(\r\"\xe6\x01\n\nLoadReport\x12$\n\x06ledger\x18\x01 \x01(\x0b\x32\x14.twostroke.v1.Ledger\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x0e\n\x06leases\x18\x04 \x01(\r\x12\x15\n\rqueued_tokens\x18\x05 \x01(\x04\x12\x12\n\nstep_age_s\x18\x06 \x01(\x01\x12\x11\n\tnum_steps\x18\x07 \x01(\x04\x12\x16\n\x0e\x65vent_sequence\x18\x08 \x01(\x04\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\x18\n\x10generated_tokens\x18\n \x01(\x04\"\x11\n\x0f\x44\x65scribeRequest\"\x11\n\x0fSnapshotRequest\"C\n\x0cSnapshotPart\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04keys\x18\x03 \x01(\x0c\"!\n\x0c\x44rainRequest\x12\x11\n\ttimeout_s\x18\x01 \x01(\x01\"\x1d\n\nDrainReply\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\"\x0e\n\x0c\x43heckRequest\"V\n\nCheckReply\x12&\n\x04load\x18\x01 \x01(\x0b\x32\x18.twostroke.v1.LoadReport\x12\r\n\x05\x66\x61ult\x18\x02 \x01(\t\x12\x11\n\ttransfers\x18\x03 \x01(\r*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02*Z\n\x06Stroke\x12\x16\n\x12STROKE_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTROKE_RESERVE\x10\x01\x12\x12\n\x0eSTROKE_PREFILL\x10\x02\x12\x10\n\x0cSTROKE_LOCAL\x10\x03*\xff\x01\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17REFUSAL_REASON_NO_PAGES\x10\x01\x12\x1d\n\x19REFUSAL_REASON_QUEUE_FULL\x10\x02\x12\x1b\n\x17REFUSAL_REASON_DRAINING\x10\x03\x12\x1c\n\x18REFUSAL_REASON_TOO_LARGE\x10\x04\x12\x19\n\x15REFUSAL_REASON_LAYOUT\x10\x05\x12\x1d\n\x19REFUSAL_REASON_WRONG_ROLE\x10\x06\x12\x1d\n\x19REFUSAL_REASON_BAD_SUBMIT\x10\x07*\xc5\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_FINISHED\x10\x01\x12\x17\n\x13OUTCOME_HANDED_OVER\x10\x02\x12\x15\n\x11OUTCOME_CANCELLED\x10\x03\x12\x13\n\x0fOUTCOME_EXPIRED\x10\x04\x12\x15\n\x11OUTCOME_PREEMPTED\x10\x05\x12\x1b\n\x17OUTCOME_TRANSFER_FAILED\x10\x06\x12\x12\n\x0eOUTCOME_FAILED\x10\x07\x32\xd8\x02\n\x06Worker\x12\x42\n\x06\x41ttach\x12\x19.twostroke.v1.RouterFrame\x1a\x19.twostroke.v1.WorkerFrame(\x01\x30\x01\x12\x43\n\x08\x44\x65scribe\x12\x1d.twostroke.v1.DescribeRequest\x1a\x18.twostroke.v1.WorkerInfo\x12G\n\x08Snapshot\x12\x1d.twostroke.v1.SnapshotRequest\x1a\x1a.twostroke.v1.SnapshotPart0\x01\x12=\n\x05\x44rain\x12\x1a.twostroke.v1.DrainRequest\x1a\x18.twostroke.v1.DrainReply\x12=\n\x05\x43heck\x12\x1a.twostroke.v1.CheckRequest\x1a\x18.twostroke.v1.CheckReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ftwostroke/proto/v1/worker.proto\x12\x0ctwostroke.v1\x1a\x1ftwostroke/proto/v1/common.proto\"\x98\x02\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12 \n\x04role\x18\x03 \x01(\x0e\x32\x12.twostroke.v1.Role\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12(\n\x06layout\x18\x06 \x01(\x0b\x32\x18.twostroke.v1.PageLayout\x12\x11\n\tnum_pages\x18\x07 \x01(\r\x12\x13\n\x0bmax_context\x18\x08 \x01(\r\x12\x14\n\x0c\x63hunk_tokens\x18\t \x01(\r\x12\x12\n\ntransports\x18\n \x03(\t\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\x12\x14\n\x0cweight_bytes\x18\x0c \x01(\x04\"\x88\x01\n\x0bRouterFrame\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x19.twostroke.v1.RouterHello\x12\'\n\x05items\x18\x02 \x03(\x0b\x32\x18.twostroke.v1.RouterItem\x12\x10\n\x08\x66ragment\x18\x03 \x01(\x0c\x12\x14\n\x0c\x66ragment_end\x18\x04 \x01(\x08\"\x88\x01\n\x0bWorkerFrame\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x19.twostroke.v1.WorkerHello\x12\'\n\x05items\x18\x02 \x03(\x0b\x32\x18.twostroke.v1.WorkerItem\x12\x10\n\x08\x66ragment\x18\x03 \x01(\x0c\x12\x14\n\x0c\x66ragment_end\x18\x04 \x01(\x08\"\x1d\n\x0bRouterHello\x12\x0e\n\x06router\x18\x01 \x01(\t\"5\n\x0bWorkerHello\x12&\n\x04info\x18\x01 \x01(\x0b\x32\x18.twostroke.v1.WorkerInfo\"\x98\x01\n\nRouterItem\x12&\n\x06submit\x18\x01 \x01(\x0b\x32\x14.twostroke.v1.SubmitH\x00\x12&\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x14.twostroke.v1.CancelH\x00\x12/\n\x0brenew_lease\x18\x03 \x01(\x0b\x32\x18.twostroke.v1.RenewLeaseH\x00\x42\t\n\x07message\"\xbf\x02\n\nWorkerItem\x12&\n\x06leased\x18\x01 \x01(\x0b\x32\x14.twostroke.v1.LeasedH\x00\x12(\n\x07refused\x18\x02 \x01(\x0b\x32\x15.twostroke.v1.RefusedH\x00\x12&\n\x06tokens\x18\x03 \x01(\x0b\x32\x14.twostroke.v1.TokensH\x00\x12(\n\x07started\x18\x04 \x01(\x0b\x32\x15.twostroke.v1.StartedH\x00\x12$\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x13.twostroke.v1.EndedH\x00\x12(\n\x04load\x18\x06 \x01(\x0b\x32\x18.twostroke.v1.LoadReportH\x00\x12\x32\n\x0fprompt_logprobs\x18\x14 \x01(\x0b\x32\x17.twostroke.v1.PromptRunH\x00\x42\t\n\x07message\"\x8b\x02\n\x06Submit\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12 \n\x03job\x18\x02 \x01(\x0b\x32\x13.twostroke.v1.JobId\x12$\n\x06stroke\x18\x03 \x01(\x0e\x32\x14.twostroke.v1.Stroke\x12\x0e\n\x06prompt\x18\x04 \x01(\x0c\x12\x11\n\tdelivered\x18\x05 \x01(\x0c\x12.\n\x08sampling\x18\x06 \x01(\x0b\x32\x1c.twostroke.v1.SamplingParams\x12\x13\n\x0btime_left_s\x18\x07 \x01(\x01\x12\x0c\n\x04salt\x18\x08 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\t \x01(\t\x12\"\n\x05lease\x18\n \x01(\x0b\x32\x13.twostroke.v1.Lease\"\x18\n\x06\x43\x61ncel\x12\x0e\n\x06handle\x18\x01 \x01(\r\"0\n\nRenewLease\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x12\n\nbump_epoch\x18\x02 \x01(\x08\"<\n\x06Leased\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\"\n\x05lease\x18\x02 \x01(\x0b\x32\x13.twostroke.v1.Lease\"W\n\x07Refused\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12+\n\x06reason\x18\x02 \x01(\x0e\x32\x1b.twostroke.v1.RefusalReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x8d\x01\n\x06Tokens\x12\x0e\n\x06handle\x18\x01 \x03(\r\x12\x13\n\x0b\x66irst_index\x18\x02 \x03(\r\x12\r\n\x05\x63ount\x18\x03 \x03(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12(\n\x08logprobs\x18\x05 \x01(\x0b\x32\x16.twostroke.v1.Logprobs\x12\x15\n\rwith_logprobs\x18\x06 \x03(\r\"T\n\tPromptRun\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\r\n\x05\x66irst\x18\x02 \x01(\r\x12(\n\x08logprobs\x18\x03 \x01(\x0b\x32\x16.twostroke.v1.Logprobs\"\x89\x01\n\x07Started\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x18\n\x0b\x66irst_token\x18\x03 \x01(\rH\x00\x88\x01\x01\x12-\n\rfirst_logprob\x18\x04 \x01(\x0b\x32\x16.twostroke.v1.LogprobsB\x0e\n\x0c_first_token\"\xfd\x01\n\nJobTimings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x17\n\x0ftransfer_busy_s\x18\x03 \x01(\x01\x12\x1a\n\x12transfer_exposed_s\x18\x04 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x05 \x01(\x01\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x07 \x01(\r\x12\x15\n\rpages_shipped\x18\x08 \x01(\r\x12\x15\n\rbytes_shipped\x18\t \x01(\x04\x12\x11\n\ttransport\x18\n \x01(\t\x12\x13\n\x0bpreemptions\x18\x0b \x01(\r\"\xc2\x01\n\x05\x45nded\x12\x0e\n\x06handle\x18\x01 \x01(\r\x12&\n\x07outcome\x18\x02 \x01(\x0e\x32\x15.twostroke.v1.Outcome\x12\x31\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1a.twostroke.v1.FinishReason\x12\x12\n\nnum_output\x18\x04 \x01(\r\x12\x0f\n\x07message\x18\x05 \x01(\t\x12)\n\x07timings\x18\x06 \x01(\x0b\x32\x18.twostroke.v1.JobTimings\"[\n\x06Ledger\x12\x0c\n\x04\x66ree\x18\x01 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\r\x12\x0e\n\x06\x61\x63tive\x18\x03 \x01(\r\x12\x0e\n\x06leased\x18\x04 \x01(\r\x12\x13\n\x0bquarantined\x18\x05 \x01(\r\"\xe6\x01\n\nLoadReport\x12$\n\x06ledger\x18\x01 \x01(\x0b\x32\x14.twostroke.v1.Ledger\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x0e\n\x06leases\x18\x04 \x01(\r\x12\x15\n\rqueued_tokens\x18\x05 \x01(\x04\x12\x12\n\nstep_age_s\x18\x06 \x01(\x01\x12\x11\n\tnum_steps\x18\x07 \x01(\x04\x12\x16\n\x0e\x65vent_sequence\x18\x08 \x01(\x04\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\x18\n\x10generated_tokens\x18\n \x01(\x04\"\x11\n\x0f\x44\x65scribeRequest\"\x11\n\x0fSnapshotRequest\"C\n\x0cSnapshotPart\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04keys\x18\x03 \x01(\x0c\"!\n\x0c\x44rainRequest\x12\x11\n\ttimeout_s\x18\x01 \x01(\x01\"\x1d\n\nDrainReply\x12\x0f\n\x07\x64rained\x18\x01 \x01(\x08\"\x0e\n\x0c\x43heckRequest\"V\n\nCheckReply\x12&\n\x04load\x18\x01 \x01(\x0b\x32\x18.twostroke.v1.LoadReport\x12\r\n\x05\x66\x61ult\x18\x02 \x01(\t\x12\x11\n\ttransfers\x18\x03 \x01(\r*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02*Z\n\x06Stroke\x12\x16\n\x12STROKE_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTROKE_RESERVE\x10\x01\x12\x12\n\x0eSTROKE_PREFILL\x10\x02\x12\x10\n\x0cSTROKE_LOCAL\x10\x03*\xff\x01\n\rRefusalReason\x12\x1e\n\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\x1b\n\x17REFUSAL_REASON_NO_PAGES\x10\x01\x12\x1d\n\x19REFUSAL_REASON_QUEUE_FULL\x10\x02\x12\x1b\n\x17REFUSAL_REASON_DRAINING\x10\x03\x12\x1c\n\x18REFUSAL_REASON_TOO_LARGE\x10\x04\x12\x19\n\x15REFUSAL_REASON_LAYOUT\x10\x05\x12\x1d\n\x19REFUSAL_REASON_WRONG_ROLE\x10\x06\x12\x1d\n\x19REFUSAL_REASON_BAD_SUBMIT\x10\x07*\xc5\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x14\n\x10OUTCOME_FINISHED\x10\x01\x12\x17\n\x13OUTCOME_HANDED_OVER\x10\x02\x12\x15\n\x11OUTCOME_CANCELLED\x10\x03\x12\x13\n\x0fOUTCOME_EXPIRED\x10\x04\x12\x15\n\x11OUTCOME_PREEMPTED\x10\x05\x12\x1b\n\x17OUTCOME_TRANSFER_FAILED\x10\x06\x12\x12\n\x0eOUTCOME_FAILED\x10\x07\x32\xd8\x02\n\x06Worker\x12\x42\n\x06\x41ttach\x12\x19.twostroke.v1.RouterFrame\x1a\x19.twostroke.v1.WorkerFrame(\x01\x30\x01\x12\x43\n\x08\x44\x65scribe\x12\x1d.twostroke.v1.DescribeRequest\x1a\x18.twostroke.v1.WorkerInfo\x12G\n\x08Snapshot\x12\x1d.twostroke.v1.SnapshotRequest\x1a\x1a.twostroke.v1.SnapshotPart0\x01\x12=\n\x05\x44rain\x12\x1a.twostroke.v1.DrainRequest\x1a\x18.twostroke.v1.DrainReply\x12=\n\x05\x43heck\x12\x1a.twostroke.v1.CheckRequest\x1a\x18.twostroke.v1.CheckReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'twostroke.proto.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=2877
-  _globals['_ROLE']._serialized_end=2940
-  _globals['_STROKE']._serialized_start=2942
-  _globals['_STROKE']._serialized_end=3032
-  _globals['_REFUSALREASON']._serialized_start=3035
-  _globals['_REFUSALREASON']._serialized_end=3290
-  _globals['_OUTCOME']._serialized_start=3293
-  _globals['_OUTCOME']._serialized_end=3490
+  _globals['_ROLE']._serialized_start=3129
+  _globals['_ROLE']._serialized_end=3192
+  _globals['_STROKE']._serialized_start=3194
+  _globals['_STROKE']._serialized_end=3284
+  _globals['_REFUSALREASON']._serialized_start=3287
+  _globals['_REFUSALREASON']._serialized_end=3542
+  _globals['_OUTCOME']._serialized_start=3545
+  _globals['_OUTCOME']._serialized_end=3742
   _globals['_WORKERINFO']._serialized_start=83
   _globals['_WORKERINFO']._serialized_end=363
   _globals['_ROUTERFRAME']._serialized_start=366
@@ -53,43 +53,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTERITEM']._serialized_start=730
   _globals['_ROUTERITEM']._serialized_end=882
   _globals['_WORKERITEM']._serialized_start=885
-  _globals['_WORKERITEM']._serialized_end=1152
-  _globals['_SUBMIT']._serialized_start=1155
-  _globals['_SUBMIT']._serialized_end=1422
-  _globals['_CANCEL']._serialized_start=1424
-  _globals['_CANCEL']._serialized_end=1448
-  _globals['_RENEWLEASE']._serialized_start=1450
-  _globals['_RENEWLEASE']._serialized_end=1498
-  _globals['_LEASED']._serialized_start=1500
-  _globals['_LEASED']._serialized_end=1560
-  _globals['_REFUSED']._serialized_start=1562
-  _globals['_REFUSED']._serialized_end=1649
-  _globals['_TOKENS']._serialized_start=1651
-  _globals['_TOKENS']._serialized_end=1727
-  _globals['_STARTED']._serialized_start=1729
-  _globals['_STARTED']._serialized_end=1819
-  _globals['_JOBTIMINGS']._serialized_start=1822
-  _globals['_JOBTIMINGS']._serialized_end=2075
-  _globals['_ENDED']._serialized_start=2078
-  _globals['_ENDED']._serialized_end=2272
-  _globals['_LEDGER']._serialized_start=2274
-  _globals['_LEDGER']._serialized_end=2365
-  _globals['_LOADREPORT']._serialized_start=2368
-  _globals['_LOADREPORT']._serialized_end=2598
-  _globals['_DESCRIBEREQUEST']._serialized_start=2600
-  _globals['_DESCRIBEREQUEST']._serialized_end=2617
-  _globals['_SNAPSHOTREQUEST']._serialized_start=2619
-  _globals['_SNAPSHOTREQUEST']._serialized_end=2636
-  _globals['_SNAPSHOTPART']._serialized_start=2638
-  _globals['_SNAPSHOTPART']._serialized_end=2705
-  _globals['_DRAINREQUEST']._serialized_start=2707
-  _globals['_DRAINREQUEST']._serialized_end=2740
-  _globals['_DRAINREPLY']._serialized_start=2742
-  _globals['_DRAINREPLY']._serialized_end=2771
-  _globals['_CHECKREQUEST']._serialized_start=2773
-  _globals['_CHECKREQUEST']._serialized_end=2787
-  _globals['_CHECKREPLY']._serialized_start=2789
-  _globals['_CHECKREPLY']._serialized_end=2875
-  _globals['_WORKER']._serialized_start=3493
-  _globals['_WORKER']._serialized_end=3837
+  _globals['_WORKERITEM']._serialized_end=1204
+  _globals['_SUBMIT']._serialized_start=1207
+  _globals['_SUBMIT']._serialized_end=1474
+  _globals['_CANCEL']._serialized_start=1476
+  _globals['_CANCEL']._serialized_end=1500
+  _globals['_RENEWLEASE']._serialized_start=1502
+  _globals['_RENEWLEASE']._serialized_end=1550
+  _globals['_LEASED']._serialized_start=1552
+  _globals['_LEASED']._serialized_end=1612
+  _globals['_REFUSED']._serialized_start=1614
+  _globals['_REFUSED']._serialized_end=1701
+  _globals['_TOKENS']._serialized_start=1704
+  _globals['_TOKENS']._serialized_end=1845
+  _globals['_PROMPTRUN']._serialized_start=1847
+  _globals['_PROMPTRUN']._serialized_end=1931
+  _globals['_STARTED']._serialized_start=1934
+  _globals['_STARTED']._serialized_end=2071
+  _globals['_JOBTIMINGS']._serialized_start=2074
+  _globals['_JOBTIMINGS']._serialized_end=2327
+  _globals['_ENDED']._serialized_start=2330
+  _globals['_ENDED']._serialized_end=2524
+  _globals['_LEDGER']._serialized_start=2526
+  _globals['_LEDGER']._serialized_end=2617
+  _globals['_LOADREPORT']._serialized_start=2620
+  _globals['_LOADREPORT']._serialized_end=2850
+  _globals['_DESCRIBEREQUEST']._serialized_start=2852
+  _globals['_DESCRIBEREQUEST']._serialized_end=2869
+  _globals['_SNAPSHOTREQUEST']._serialized_start=2871
+  _globals['_SNAPSHOTREQUEST']._serialized_end=2888
+  _globals['_SNAPSHOTPART']._serialized_start=2890
+  _globals['_SNAPSHOTPART']._serialized_end=2957
+  _globals['_DRAINREQUEST']._serialized_start=2959
+  _globals['_DRAINREQUEST']._serialized_end=2992
+  _globals['_DRAINREPLY']._serialized_start=2994
+  _globals['_DRAINREPLY']._serialized_end=3023
+  _globals['_CHECKREQUEST']._serialized_start=3025
+  _globals['_CHECKREQUEST']._serialized_end=3039
+  _globals['_CHECKREPLY']._serialized_start=3041
+  _globals['_CHECKREPLY']._serialized_end=3127
+  _globals['_WORKER']._serialized_start=3745
+  _globals['_WORKER']._serialized_end=4089
 # @@protoc_insertion_point(module_scope)

@@ -141,20 +141,22 @@ class RouterItem(_message.Message):
     def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., renew_lease: _Optional[_Union[RenewLease, _Mapping]] = ...) -> None: ...
 
 class WorkerItem(_message.Message):
-    __slots__ = ("leased", "refused", "tokens", "started", "ended", "load")
+    __slots__ = ("leased", "refused", "tokens", "started", "ended", "load", "prompt_logprobs")
     LEASED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     leased: Leased
     refused: Refused
     tokens: Tokens
     started: Started
     ended: Ended
     load: LoadReport
-    def __init__(self, leased: _Optional[_Union[Leased, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: PromptRun
+    def __init__(self, leased: _Optional[_Union[Leased, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., load: _Optional[_Union[LoadReport, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptRun, _Mapping]] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("handle", "job", "stroke", "prompt", "delivered", "sampling", "time_left_s", "salt", "adapter", "lease")
@@ -213,26 +215,42 @@ class Refused(_message.Message):
     def __init__(self, handle: _Optional[int] = ..., reason: _Optional[_Union[RefusalReason, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("handle", "first_index", "count", "tokens")
+    __slots__ = ("handle", "first_index", "count", "tokens", "logprobs", "with_logprobs")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    WITH_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     handle: _containers.RepeatedScalarFieldContainer[int]
     first_index: _containers.RepeatedScalarFieldContainer[int]
     count: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, handle: _Optional[_Iterable[int]] = ..., first_index: _Optional[_Iterable[int]] = ..., count: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    logprobs: _common_pb2.Logprobs
+    with_logprobs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, handle: _Optional[_Iterable[int]] = ..., first_index: _Optional[_Iterable[int]] = ..., count: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., with_logprobs: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PromptRun(_message.Message):
+    __slots__ = ("handle", "first", "logprobs")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    first: int
+    logprobs: _common_pb2.Logprobs
+    def __init__(self, handle: _Optional[int] = ..., first: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("handle", "cached_tokens", "first_token")
+    __slots__ = ("handle", "cached_tokens", "first_token", "first_logprob")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LOGPROB_FIELD_NUMBER: _ClassVar[int]
     handle: int
     cached_tokens: int
     first_token: int
-    def __init__(self, handle: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., first_token: _Optional[int] = ...) -> None: ...
+    first_logprob: _common_pb2.Logprobs
+    def __init__(self, handle: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., first_token: _Optional[int] = ..., first_logprob: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class JobTimings(_message.Message):
     __slots__ = ("queue_s", "prefill_s", "transfer_busy_s", "transfer_exposed_s", "decode_s", "cached_tokens", "computed_tokens", "pages_shipped", "bytes_shipped", "transport", "preemptions")

@@ -28,11 +28,13 @@ from twostroke.cluster.wire.status import to_http
 from twostroke.router.gateway.batch import submit
 from twostroke.router.gateway.errors import error_response, json_response
 from twostroke.router.gateway.forms import Envelope, Json
+from twostroke.router.gateway.logprobs import Scores
 from twostroke.router.request import (
     ChoiceEnd,
     Delta,
     GenerateRequest,
     Generator,
+    PromptScores,
     RequestReport,
     RequestStream,
     StreamItem,
@@ -65,6 +67,7 @@ class Answer(Response):
         *,
         streamed: bool,
         endpoint: str,
+        scores: Scores | None = None,
     ) -> None:
         """No `super().__init__`: there is no content yet, and what Response prepares is for content."""
         self.background = None
@@ -74,6 +77,7 @@ class Answer(Response):
         self._metrics = metrics
         self._streamed = streamed
         self._endpoint = endpoint
+        self._scores = scores
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -91,20 +95,25 @@ class Answer(Response):
             return
         async with _reading(stream, receive) as items:
             if self._streamed:
-                await _Events(self._envelope, self._metrics, send).run(items, scope, receive)
+                await _Events(self._envelope, self._metrics, send, self._scores).run(items, scope, receive)
             else:
                 response = await self._whole(items)
                 await response(scope, receive, send)
 
     async def _whole(self, items: AsyncIterator[StreamItem]) -> Response:
+        scores = self._scores
         texts: dict[int, list[str]] = {}
         finishes: dict[int, FinishReason] = {}
         report: RequestReport | None = None
         try:
             async for item in _failing_cleanly(items, self._metrics):
                 match item:
-                    case Delta(choice, text, _):
+                    case Delta(choice, text, token_ids, logprobs):
                         texts.setdefault(choice, []).append(text)
+                        if scores is not None:
+                            scores.add(choice, token_ids, logprobs)
+                    case PromptScores(choice, logprobs) if scores is not None:
+                        scores.take_prompt(choice, logprobs)
                     case ChoiceEnd(choice, finish_reason, _):
                         finishes[choice] = finish_reason
                     case RequestReport():
@@ -114,16 +123,22 @@ class Answer(Response):
         if report is None:
             return error_response(InternalError("the answer ended without its report"))
         joined = {choice: "".join(parts) for choice, parts in texts.items()}
-        return json_response(self._envelope.whole(joined, finishes, report))
+        if scores is None:
+            return json_response(self._envelope.whole(joined, finishes, {}, report))
+        told = {choice: scores.take(choice) for choice in finishes}
+        answer = self._envelope.whole(joined, finishes, told, report)
+        scores.add_prompt(answer)
+        return json_response(answer)
 
 
 class _Events:
     """Server-sent events of one answer."""
 
-    def __init__(self, envelope: Envelope, metrics: RouterMetrics, send: Send) -> None:
+    def __init__(self, envelope: Envelope, metrics: RouterMetrics, send: Send, scores: Scores | None) -> None:
         self._envelope = envelope
         self._metrics = metrics
         self._send_message = send
+        self._scores = scores
         self._begun: set[int] = set()
         """Choices of which something was sent."""
 
@@ -148,18 +163,32 @@ class _Events:
 
     def _chunk(self, item: StreamItem) -> Json | None:
         match item:
-            case Delta(choice, text, _):
+            case Delta(choice, text, token_ids, logprobs):
                 is_first = choice not in self._begun
+                if self._scores is not None:
+                    self._scores.add(choice, token_ids, logprobs)
                 if not text and not is_first:
                     return None
                 self._begun.add(choice)
-                return self._envelope.chunk(choice, text, None, is_first=is_first)
+                return self._envelope.chunk(choice, text, None, self._told(choice, is_first, text), is_first=is_first)
             case ChoiceEnd(choice, finish_reason, _):
                 is_first = choice not in self._begun
-                return self._envelope.chunk(choice, "", finish_reason, is_first=is_first)
+                return self._envelope.chunk(
+                    choice, "", finish_reason, self._told(choice, is_first, "end"), is_first=is_first
+                )
+            case PromptScores(choice, logprobs):
+                if self._scores is not None:
+                    self._scores.take_prompt(choice, logprobs)
+                return None
             case RequestReport():
                 wanted = self._envelope.include_usage or self._envelope.include_report
                 return self._envelope.usage_chunk(item) if wanted else None
+
+    def _told(self, choice: int, is_first: bool, text: str) -> Json | None:
+        """Log-probabilities go with text: those of tokens whose text is held back wait for it."""
+        if self._scores is None or not (text or (is_first and self._envelope.echoes)):
+            return None
+        return self._scores.take(choice)
 
     async def _send_body(self, data: bytes, *, is_last: bool = False) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})

@@ -8,7 +8,8 @@ see `gateway.edge`. With `x-twostroke-report: 1` the end of the answer says wher
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import structlog
 from fastapi import FastAPI, Request
@@ -30,6 +31,7 @@ from twostroke.router.gateway.encode import Encoded, Encoder
 from twostroke.router.gateway.errors import HTTP_CODES, error_response, protocol_error_response
 from twostroke.router.gateway.fingerprint import system_fingerprint
 from twostroke.router.gateway.forms import ChatForm, CompletionForm, Envelope, Form
+from twostroke.router.gateway.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsForm, Scores
 from twostroke.router.gateway.openapi import OPERATIONS, describe
 from twostroke.router.gateway.queries import Queries
 from twostroke.router.gateway.schema import Ask, Chat, Parser, parse_chat, parse_completion
@@ -139,6 +141,27 @@ class _Generating:
             self._metrics,
             streamed=ask.streamed,
             endpoint=str(request.scope["route"].path),
+            scores=self._scores(ask, requests),
+        )
+
+    def _scores(self, ask: Ask, requests: Sequence[GenerateRequest]) -> Scores | None:
+        """None for an answer that is text alone, as most are."""
+        top, is_chat = ask.params.logprobs, isinstance(ask.prompt, Chat)
+        if top is None and ask.prompt_top is None:
+            return None
+        spell, text_bytes = self._tokenizer.spell, self._tokenizer.text_bytes
+        make_form: Callable[[], LogprobsForm] | None = None
+        if top is not None:
+            made = partial(ChatLogprobs, spell, top) if is_chat else partial(CompletionLogprobs, spell, top, text_bytes)
+            make_form = made
+        return Scores(
+            spell,
+            [request.prompt for request in requests],
+            ask.params.n,
+            make_form=make_form,
+            echo=not isinstance(ask.prompt, Chat) and ask.prompt.echo,
+            prompt_top=ask.prompt_top,
+            prompt_in_choices=not is_chat,
         )
 
     async def _encode(self, ask: Ask, model: ServedModel) -> tuple[list[Encoded], str, tuple[str, ...]]:

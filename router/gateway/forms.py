@@ -17,9 +17,11 @@ class Form(Protocol):
     whole_object: str
     chunk_object: str
 
-    def whole_choice(self, index: int, text: str, finish: FinishReason) -> Json: ...
+    def whole_choice(self, index: int, text: str, finish: FinishReason, logprobs: Json | None) -> Json: ...
 
-    def chunk_choice(self, index: int, text: str, finish: FinishReason | None, *, is_first: bool) -> Json: ...
+    def chunk_choice(
+        self, index: int, text: str, finish: FinishReason | None, logprobs: Json | None, *, is_first: bool
+    ) -> Json: ...
 
 
 class ChatForm:
@@ -27,17 +29,19 @@ class ChatForm:
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def whole_choice(self, index: int, text: str, finish: FinishReason) -> Json:
+    def whole_choice(self, index: int, text: str, finish: FinishReason, logprobs: Json | None) -> Json:
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": finish.value}
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish.value}
 
-    def chunk_choice(self, index: int, text: str, finish: FinishReason | None, *, is_first: bool) -> Json:
+    def chunk_choice(
+        self, index: int, text: str, finish: FinishReason | None, logprobs: Json | None, *, is_first: bool
+    ) -> Json:
         delta: Json = {}
         if is_first:
             delta["role"] = "assistant"
         if text or is_first:
             delta["content"] = text
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish.value if finish else None}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish.value if finish else None}
 
 
 class CompletionForm:
@@ -45,11 +49,13 @@ class CompletionForm:
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def whole_choice(self, index: int, text: str, finish: FinishReason) -> Json:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish.value}
+    def whole_choice(self, index: int, text: str, finish: FinishReason, logprobs: Json | None) -> Json:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish.value}
 
-    def chunk_choice(self, index: int, text: str, finish: FinishReason | None, *, is_first: bool) -> Json:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish.value if finish else None}
+    def chunk_choice(
+        self, index: int, text: str, finish: FinishReason | None, logprobs: Json | None, *, is_first: bool
+    ) -> Json:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish.value if finish else None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +82,35 @@ class Envelope:
             chunk["usage"] = None
         object.__setattr__(self, "_chunk", chunk)
 
-    def chunk(self, index: int, text: str, finish: FinishReason | None, *, is_first: bool) -> Json:
+    def chunk(
+        self,
+        index: int,
+        text: str,
+        finish: FinishReason | None,
+        logprobs: Json | None = None,
+        *,
+        is_first: bool,
+    ) -> Json:
         if is_first:
             text = self._echo(index) + text
-        choice = self.form.chunk_choice(index, text, finish, is_first=is_first)
+        choice = self.form.chunk_choice(index, text, finish, logprobs, is_first=is_first)
         return {**self._chunk, "choices": [choice]}
 
     def usage_chunk(self, report: RequestReport) -> Json:
         """The last chunk, without choices."""
         return {**self._chunk, **self._usage(report)}
 
-    def whole(self, texts: Mapping[int, str], finishes: Mapping[int, FinishReason], report: RequestReport) -> Json:
+    def whole(
+        self,
+        texts: Mapping[int, str],
+        finishes: Mapping[int, FinishReason],
+        logprobs: Mapping[int, Json | None],
+        report: RequestReport,
+    ) -> Json:
         choices = [
-            self.form.whole_choice(index, self._echo(index) + texts.get(index, ""), finishes[index])
+            self.form.whole_choice(
+                index, self._echo(index) + texts.get(index, ""), finishes[index], logprobs.get(index)
+            )
             for index in sorted(finishes)
         ]
         return {**self._head(self.form.whole_object), "choices": choices, **self._usage(report)}

@@ -46,14 +46,31 @@ def _or_null(schema: Json) -> Json:
     return {"anyOf": [schema, _NULL]}
 
 
+_NUMBER: Json = {"type": "number"}
+_PROMPT_LOGPROBS = {"prompt_logprobs": _or_null(_list(_or_null({"type": "object"})))}
+"""With `prompt_logprobs`: of the answer to a chat, of each choice of a completion."""
+
+
 def _answer(kind: str, choice: Json) -> Json:
     """An answer, or a chunk: a chunk has no usage unless it was asked for, and then null in all but the last."""
     common = {"id": _STRING, "object": {"const": kind}, "created": _COUNT, "model": _STRING}
     report = {"twostroke": {"type": "object", "description": "With `x-twostroke-report: 1`: where the time went."}}
     usage = {"usage": _or_null(_ref("Usage"))}
-    return _object({**usage, **report}, **common, system_fingerprint=_STRING, choices=_list(choice))
+    return _object({**usage, **report, **_PROMPT_LOGPROBS}, **common, system_fingerprint=_STRING, choices=_list(choice))
 
 
+_TOKEN = {"token": _STRING, "logprob": _NUMBER, "bytes": _list(_COUNT)}
+_CHAT_LOGPROBS = _or_null(
+    _object(content=_list(_object(**_TOKEN, top_logprobs=_list(_object(**_TOKEN)))), refusal=_NULL)
+)
+_TEXT_LOGPROBS = _or_null(
+    _object(
+        tokens=_list(_STRING),
+        token_logprobs=_list(_or_null(_NUMBER)),
+        top_logprobs=_list(_or_null({"type": "object", "additionalProperties": _NUMBER})),
+        text_offset=_list(_COUNT),
+    )
+)
 _DELTA = _object({"role": {"const": "assistant"}, "content": _STRING})
 _MESSAGE = _object(role={"const": "assistant"}, content=_STRING, refusal=_NULL)
 
@@ -68,13 +85,15 @@ _ANSWERS: dict[str, Json] = {
         prompt_tokens_details=_object(cached_tokens=_COUNT),
     ),
     "ChatCompletion": _answer(
-        "chat.completion", _object(index=_COUNT, message=_MESSAGE, logprobs=_NULL, finish_reason=_FINISH)
+        "chat.completion", _object(index=_COUNT, message=_MESSAGE, logprobs=_CHAT_LOGPROBS, finish_reason=_FINISH)
     ),
     "ChatCompletionChunk": _answer(
-        "chat.completion.chunk", _object(index=_COUNT, delta=_DELTA, logprobs=_NULL, finish_reason=_or_null(_FINISH))
+        "chat.completion.chunk",
+        _object(index=_COUNT, delta=_DELTA, logprobs=_CHAT_LOGPROBS, finish_reason=_or_null(_FINISH)),
     ),
     "Completion": _answer(
-        "text_completion", _object(index=_COUNT, text=_STRING, logprobs=_NULL, finish_reason=_or_null(_FINISH))
+        "text_completion",
+        _object(_PROMPT_LOGPROBS, index=_COUNT, text=_STRING, logprobs=_TEXT_LOGPROBS, finish_reason=_or_null(_FINISH)),
     ),
     "Model": _object(id=_STRING, object={"const": "model"}, created=_COUNT, owned_by=_STRING, max_model_len=_COUNT),
     "ModelList": _object(object={"const": "list"}, data=_list(_ref("Model"))),

@@ -9,18 +9,19 @@ Rules for fields, in this order:
     served                       strict types: no "5" for 5, no true for 1
 
 Fields beyond OpenAI's (`min_tokens`, `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`, `ignore_eos`,
-`cache_salt`, `priority`, `add_generation_prompt`, `continue_final_message`, `chat_template_kwargs`) are called as vLLM
-calls them; `timeout` is in seconds.
+`cache_salt`, `priority`, `prompt_logprobs`, `add_generation_prompt`, `continue_final_message`, `chat_template_kwargs`)
+are called as vLLM calls them; `timeout` is in seconds.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest
+from twostroke.cluster.core.logprobs import MAX_TOP
 from twostroke.router.chat_template import ChatOptions, Message
 from twostroke.router.gateway.content import (
     ROLES,
@@ -31,6 +32,7 @@ from twostroke.router.gateway.content import (
     read_stop_token_ids,
     read_variables,
 )
+from twostroke.router.gateway.logprobs import LOGIT_BIAS_SCHEMA, read_logit_bias
 from twostroke.router.prepare import MAX_PRIORITY, GenerateParams, check_params
 
 IGNORED: Mapping[str, type] = {
@@ -51,7 +53,6 @@ UNSERVED: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logit_bias": ({},),
     "logprobs": (False,),
     "modalities": (["text"],),
     "prediction": (),
@@ -124,12 +125,15 @@ class _Body(BaseModel):
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     cache_salt: str = ""
     priority: Annotated[int, _shown(minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY)] = 0
+    logit_bias: Annotated[object, WithJsonSchema(LOGIT_BIAS_SCHEMA)] = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
 
 
 class CompletionBody(_Body):
     prompt: Annotated[object, WithJsonSchema(_PROMPTS)]
     best_of: Annotated[int | None, _shown(minimum=1)] = None
     echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
 
 
 Messages = Annotated[object, WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE})]
@@ -139,6 +143,8 @@ Variables = Annotated[object, WithJsonSchema({"type": "object"})]
 class ChatBody(_Body):
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: Variables = None
@@ -172,24 +178,34 @@ class Ask:
     salt: str
     max_tokens_field: str = "max_tokens"
     """What the client calls it."""
+    prompt_top: int | None = None
+    """`prompt_logprobs` as asked for; an echo with log-probabilities raises that of `params`."""
 
 
 def parse_completion(body: dict[str, object], limits: LimitsSection) -> Ask:
     """Raises InvalidRequest naming the field."""
+    if body.get("logprobs") is False:
+        body = {**body, "logprobs": None}
     parsed = validate(CompletionBody, body)
     prompts = Prompts(read_prompts(parsed.prompt, limits.max_choices), parsed.echo)
-    ask = _ask(parsed, prompts, limits, parsed.max_tokens, "max_tokens")
-    if parsed.best_of is not None and parsed.best_of < parsed.n:
-        raise InvalidRequest(f"best_of must be at least n, {parsed.n}", "best_of")
-    if parsed.best_of is not None and parsed.best_of > parsed.n:
+    ask = _ask(parsed, prompts, limits, parsed.max_tokens, "max_tokens", parsed.logprobs)
+    _check_choices(parsed, len(prompts.prompts), limits)
+    if not parsed.echo:
+        return ask
+    prompt_tops = [top for top in (parsed.logprobs, parsed.prompt_logprobs) if top is not None]
+    return replace(ask, params=replace(ask.params, prompt_logprobs=max(prompt_tops, default=None)))
+
+
+def _check_choices(body: CompletionBody, num_prompts: int, limits: LimitsSection) -> None:
+    if body.best_of is not None and body.best_of < body.n:
+        raise InvalidRequest(f"best_of must be at least n, {body.n}", "best_of")
+    if body.best_of is not None and body.best_of > body.n:
         raise InvalidRequest("best_of over n is not supported here: every answer made is returned", "best_of")
-    num_choices = len(prompts.prompts) * parsed.n
+    num_choices = num_prompts * body.n
     if num_choices > limits.max_choices:
-        count = len(prompts.prompts)
         raise InvalidRequest(
-            f"{count} prompts with n {parsed.n} are {num_choices} choices; at most {limits.max_choices}", "prompt"
+            f"{num_prompts} prompts with n {body.n} are {num_choices} choices; at most {limits.max_choices}", "prompt"
         )
-    return ask
 
 
 def parse_chat(body: dict[str, object], limits: LimitsSection) -> Ask:
@@ -200,11 +216,14 @@ def parse_chat(body: dict[str, object], limits: LimitsSection) -> Ask:
         if max_tokens not in (None, parsed.max_completion_tokens):
             raise InvalidRequest("max_tokens and max_completion_tokens differ", "max_completion_tokens")
         max_tokens, field = parsed.max_completion_tokens, "max_completion_tokens"
+    if parsed.top_logprobs and not parsed.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+    logprobs = parsed.top_logprobs if parsed.logprobs else None
     options = read_chat_options(
         parsed.add_generation_prompt, parsed.continue_final_message, parsed.chat_template_kwargs
     )
     chat = Chat(read_messages(parsed.messages, limits.max_messages), options)
-    return _ask(parsed, chat, limits, max_tokens, field)
+    return _ask(parsed, chat, limits, max_tokens, field, logprobs)
 
 
 def read_chat_options(
@@ -218,10 +237,17 @@ def read_chat_options(
 
 
 def _ask(
-    body: _Body, prompt: Prompts | Chat, limits: LimitsSection, max_tokens: int | None, max_tokens_field: str
+    body: _Body,
+    prompt: Prompts | Chat,
+    limits: LimitsSection,
+    max_tokens: int | None,
+    max_tokens_field: str,
+    logprobs: int | None,
 ) -> Ask:
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", "stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest("prompt_logprobs come with whole answers, not with streams", "prompt_logprobs")
     params = GenerateParams(
         max_tokens=max_tokens,
         min_tokens=body.min_tokens,
@@ -238,6 +264,9 @@ def _ask(
         stop_token_ids=read_stop_token_ids(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
         timeout_s=body.timeout,
+        logit_bias=read_logit_bias(body.logit_bias),
+        logprobs=logprobs,
+        prompt_logprobs=body.prompt_logprobs,
         priority=body.priority,
     )
     check_params(params, limits)
@@ -249,6 +278,7 @@ def _ask(
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
         salt=body.cache_salt,
         max_tokens_field=max_tokens_field,
+        prompt_top=body.prompt_logprobs,
     )
 
 

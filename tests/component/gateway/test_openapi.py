@@ -17,6 +17,8 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     (COMPLETION, {"model": "fake", "prompt": ["a", "b"], "echo": True, "best_of": 1, "max_tokens": 2}),
     (COMPLETION, {"model": "fake", "prompt": [[1, 2], [3]], "n": 2, "priority": -1, "cache_salt": "s"}),
     (COMPLETION, {"model": "fake", "prompt": [1, 2], "stop": "x", "stop_token_ids": [5], "timeout": 5}),
+    (CHAT, {"model": "fake", "messages": [USER], "logprobs": True, "top_logprobs": 2, "max_tokens": 2}),
+    (COMPLETION, {"model": "fake", "prompt": ["a", "bc"], "n": 2, "logprobs": 2, "echo": True, "max_tokens": 2}),
     ("/tokenize", {"prompt": "a", "return_token_strs": True}),
     ("/tokenize", {"model": "fake", "messages": [USER]}),
     ("/detokenize", {"tokens": [1, 2]}),

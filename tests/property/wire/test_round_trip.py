@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import wire_strategies as some
+from tests.engine_builders import make_lease
 from twostroke.cluster.core.events import PrefixSnapshot
-from twostroke.cluster.core.ids import JobId
+from twostroke.cluster.core.ids import JobId, RequestId
+from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import (
     Cancel,
     Ended,
@@ -25,9 +27,13 @@ from twostroke.cluster.core.messages import (
     WorkerInfo,
     WorkerMessage,
 )
+from twostroke.cluster.transport.control import commit_to_wire
 from twostroke.cluster.wire import convert, messages
 from twostroke.cluster.wire.codec import FRAME_BYTES, Assembly, Outbox, RouterCodec, WorkerCodec
-from twostroke.proto.v1 import common_pb2, worker_pb2
+from twostroke.cluster.wire.logprobs import first_logprob_from_wire, logprobs_from_wire
+from twostroke.proto.v1 import common_pb2, kv_transfer_pb2, worker_pb2
+
+LEASE = make_lease(2)
 
 
 @given(some.leases())
@@ -64,7 +70,9 @@ def test_a_conversation_survives(submits: list[Submit], data: st.DataObject) -> 
     answers: list[WorkerMessage] = [data.draw(some.loads())]
     for job in jobs:
         answers.append(Leased(job, data.draw(some.leases())))
-        answers.append(Started(job, data.draw(some.counts), data.draw(st.none() | some.counts)))
+        logprob = data.draw(st.none() | some.logprobs())
+        answers.append(Started(job, data.draw(some.counts), data.draw(st.none() | some.counts), logprob))
+        answers.append(data.draw(some.prompt_logprobs(job)))
     answers.append(Tokens(tuple(data.draw(some.runs(job)) for job in jobs)))
     for job in jobs:
         answers.append(data.draw(st.one_of(some.ends(job), some.refusals(job))))
@@ -153,3 +161,42 @@ def test_converters_name_every_field() -> None:
         on_wire = set(wire.DESCRIPTOR.fields_by_name)
         assert names - on_wire <= {"job"}, core
         assert on_wire - names == set(), core
+
+
+@given(st.none() | some.logprobs())
+def test_a_commits_log_probability_survives(logprob: TokenLogprob | None) -> None:
+    wire = commit_to_wire(LEASE, 7, 3, logprob).SerializeToString()
+    assert first_logprob_from_wire(kv_transfer_pb2.CommitPages.FromString(wire)) == logprob
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        common_pb2.Logprobs(logprob=[-1.0], rank=[1]),
+        common_pb2.Logprobs(logprob=[-1.0], rank=[1], num_top=[1]),
+        common_pb2.Logprobs(logprob=[-1.0], rank=[1], num_top=[1], top_ids=[4]),
+        common_pb2.Logprobs(rank=[1]),
+    ],
+)
+def test_columns_of_log_probabilities_that_do_not_fit_are_refused(wire: common_pb2.Logprobs) -> None:
+    with pytest.raises(convert.WireError):
+        logprobs_from_wire(wire)
+    block = worker_pb2.Tokens(handle=[1], first_index=[0], count=[1], tokens=[5], logprobs=wire, with_logprobs=[0])
+    with pytest.raises(convert.WireError):
+        RouterCodec().decode(worker_pb2.WorkerItem(tokens=block))
+
+
+def test_log_probabilities_go_to_the_runs_that_have_them() -> None:
+    router, worker = RouterCodec(), WorkerCodec()
+    jobs = [JobId(RequestId("r"), number, 1) for number in range(3)]
+    for job in jobs:
+        _to_worker(router, worker, some.submit(prompt=(1,), job=job))
+    told = (TokenLogprob(-0.5, 2, (3,), (-0.25,)), TokenLogprob(-1.0, 1))
+    runs = (TokenRun(jobs[0], 0, (7,)), TokenRun(jobs[1], 4, (8, 9), told), TokenRun(jobs[2], 1, (5,), told[:1]))
+    assert _to_router(worker, router, Tokens(runs)) == Tokens(runs)
+    # A job that has ended on the router's side takes nothing from the others.
+    ended = some.ended(jobs[1])
+    item = worker.encode(Tokens(runs))
+    assert item is not None
+    _to_router(worker, router, ended)
+    assert router.decode(item) == Tokens((runs[0], runs[2]))

@@ -5,7 +5,7 @@ import pytest
 from tests.engine_builders import VOCAB, make_prompt
 from twostroke.cluster.core.ids import JobId, PageId, RequestId
 from twostroke.cluster.core.sampling import SamplingParams
-from twostroke.engine.fake_executor import GREEDY, FakeExecutor, golden
+from twostroke.engine.fake_executor import GREEDY, FakeExecutor, golden, golden_logprobs
 from twostroke.engine.plan import Plan, SampleInput
 
 JOB = JobId(RequestId("a"), 0, 1)
@@ -66,3 +66,19 @@ def test_an_end_token_ends_the_golden_answer_but_not_before_min_tokens() -> None
     assert golden([1, 2, 3], 6, VOCAB, ended) == plain[: plain.index(plain[2]) + 1]
     held_off = SamplingParams(max_tokens=6, min_tokens=6, end_token_ids=(plain[2],))
     assert plain[2] not in golden([1, 2, 3], 6, VOCAB, held_off)
+
+
+def test_a_bias_wins_over_the_likeliest_and_bans() -> None:
+    plain = golden([1, 2, 3], 1, VOCAB)[0]
+    banned = golden([1, 2, 3], 1, VOCAB, SamplingParams(max_tokens=8, logit_bias=((plain, -100.0),)))
+    assert banned == [(plain + 1) % VOCAB]
+    wanted = (plain + 50) % VOCAB
+    assert golden([1, 2, 3], 1, VOCAB, SamplingParams(max_tokens=8, logit_bias=((wanted, 100.0),))) == [wanted]
+
+
+def test_log_probabilities_are_of_the_context_alone() -> None:
+    tokens = [*make_prompt(6), *golden(make_prompt(6), 3, VOCAB)]
+    told = golden_logprobs(tokens, 6, 2, VOCAB)
+    assert [value.rank for value in told] == [1, 1, 1]  # greedy
+    assert [value.top_ids[0] for value in told] == tokens[6:]
+    assert told[0].top == (-0.0625, -0.125)

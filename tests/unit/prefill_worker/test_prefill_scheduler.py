@@ -32,6 +32,8 @@ from twostroke.engine.commands import (
     Snapshot,
     SnapshotTaken,
 )
+from twostroke.engine.fake_executor import golden_logprobs
+from twostroke.engine.job import MAX_SCORED
 from twostroke.prefill_worker.scheduler import PrefillLimits
 
 
@@ -426,3 +428,51 @@ def test_a_step_age_counts_only_while_a_job_runs() -> None:
     assert bench.load.step_age_s == 3.0
     bench.post(RouterGone(ROUTER))
     assert bench.load.step_age_s == 0.0
+
+
+# -------------------------------------------------------------------------------------- log-probabilities
+
+
+@pytest.mark.parametrize("length", [1, 2, 10, 25])
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 16])
+def test_a_scored_prompt_is_computed_whole_and_told_before_its_token(length: int, chunk_tokens: int) -> None:
+    bench = make_prefill(make_info(Role.PREFILL, chunk_tokens=chunk_tokens))
+    for name in ("a", "b"):
+        sampling = SamplingParams(max_tokens=8, prompt_logprobs=2 if name == "b" else None)
+        bench.send(prefill(length, name=name, sampling=sampling))
+        while not bench.answer(name).tokens:
+            bench.step()
+        bench.post(shipment_ended(name))
+    assert bench.answer("a").prompt == []
+    assert bench.answer("b").prompt == golden_logprobs(make_prompt(length), 1, 2, VOCAB)
+    ended = bench.answer("b").ended
+    assert ended is not None
+    assert (ended.timings.cached_tokens, ended.timings.computed_tokens) == (0, length)
+    bench.check_at_rest()
+
+
+def test_one_step_scores_no_more_than_the_limit_and_others_have_the_rest() -> None:
+    info = make_info(Role.PREFILL, chunk_tokens=400, num_pages=256, max_context=512)
+    bench = make_prefill(info)
+    scored = SamplingParams(max_tokens=8, prompt_logprobs=0)
+    for name in ("a", "b"):
+        bench.send(prefill(MAX_SCORED + 10, name=name, sampling=scored))
+    bench.send(prefill(50, name="c"))
+    bench.step()
+    assert len(bench.answer("a").prompt) == MAX_SCORED
+    assert bench.answer("b").prompt == []
+    assert len(bench.answer("c").tokens) == 1
+    bench.step()
+    assert len(bench.answer("a").tokens) == 1
+    assert len(bench.answer("b").prompt) == MAX_SCORED - 10
+    bench.step()
+    assert bench.answer("b").prompt == golden_logprobs(make_prompt(MAX_SCORED + 10), 1, 0, VOCAB)
+
+
+def test_the_first_tokens_log_probability_goes_to_the_router_and_into_the_commit() -> None:
+    bench = make_prefill()
+    bench.send(prefill(10, sampling=SamplingParams(max_tokens=8, logprobs=1)))
+    bench.step()
+    [done] = bench.take(PrefillDone)
+    assert isinstance(done, PrefillDone)
+    assert [done.first_logprob] == golden_logprobs([*make_prompt(10), done.first_token], 10, 1, VOCAB)

@@ -4,7 +4,8 @@ import pytest
 
 from twostroke.cluster.core.errors import InternalError
 from twostroke.cluster.core.ids import RequestId
-from twostroke.cluster.core.messages import TokenRun
+from twostroke.cluster.core.logprobs import TokenLogprob
+from twostroke.cluster.core.messages import PromptLogprobs, TokenRun
 from twostroke.cluster.core.request import Phase
 from twostroke.cluster.core.sampling import FinishReason, SamplingParams
 from twostroke.router.choice_state import MAX_EARLY, ChoiceState, TokensConflict
@@ -84,3 +85,49 @@ def test_the_end_follows_from_the_tokens() -> None:
     stopped = choice()
     stopped.accept(run(stopped, 0, 99))
     assert stopped.natural_end() is FinishReason.STOP
+
+
+# -------------------------------------------------------------------------------------- log-probabilities
+
+
+def told(*values: float) -> tuple[TokenLogprob, ...]:
+    return tuple(TokenLogprob(value, 1) for value in values)
+
+
+def scored() -> ChoiceState:
+    state = ChoiceState(RequestId("r"), 0, SamplingParams(max_tokens=9, logprobs=0, prompt_logprobs=0), since=0.0)
+    state.begin_attempt()
+    return state
+
+
+def test_log_probabilities_go_with_their_tokens_whatever_order_they_come_in() -> None:
+    state = scored()
+    assert state.accept(TokenRun(state.job, 1, (11, 12), told(-1.0, -2.0))) == ()
+    assert state.accept(TokenRun(state.job, 0, (10,), told(-0.5))) == (10, 11, 12)
+    assert state.accept(TokenRun(state.job, 0, (10, 11), told(-7.0, -7.0))) == ()
+    assert state.take_logprobs(0, 2) == told(-0.5, -1.0)
+    assert state.take_logprobs(2, 3) == told(-2.0)
+
+
+def test_a_token_without_its_log_probability_is_a_conflict() -> None:
+    state = scored()
+    with pytest.raises(TokensConflict):
+        state.accept(TokenRun(state.job, 0, (10,)))
+
+
+def test_those_of_early_tokens_are_forgotten_with_their_attempt() -> None:
+    state = scored()
+    state.accept(TokenRun(state.job, 1, (11,), told(-9.0)))
+    state.begin_attempt()
+    assert state.accept(TokenRun(state.job, 0, (10, 11), told(-1.0, -2.0))) == (10, 11)
+    assert state.take_logprobs(0, 2) == told(-1.0, -2.0)
+
+
+def test_a_prompts_come_in_order_and_once() -> None:
+    state = scored()
+    state.accept_prompt(PromptLogprobs(state.job, 1, told(-1.0, -2.0)))
+    state.accept_prompt(PromptLogprobs(state.job, 1, told(-1.0, -2.0, -3.0)))
+    state.accept_prompt(PromptLogprobs(state.job, 2, told(-2.0)))
+    assert state.prompt_logprobs == list(told(-1.0, -2.0, -3.0))
+    with pytest.raises(TokensConflict):
+        state.accept_prompt(PromptLogprobs(state.job, 5, told(-5.0)))
