@@ -105,14 +105,19 @@ def samplings() -> st.SearchStrategy[SamplingParams]:
     )
 
 
+def _logprob(logprob: float, rank: int, top: list[tuple[int, float]]) -> TokenLogprob:
+    return TokenLogprob(logprob, rank, tuple(token for token, _ in top), tuple(value for _, value in top))
+
+
+_singles = st.floats(width=32, allow_nan=False)
+# Built once: a strategy made anew for each draw costs more than the draw.
+_logprobs = st.builds(_logprob, _singles, counts, st.lists(st.tuples(counts, _singles), max_size=3))
+_told_tokens = st.lists(st.tuples(counts, _logprobs), min_size=1, max_size=3)
+_told_prompt = st.lists(_logprobs, max_size=3).map(tuple)
+
+
 def logprobs() -> st.SearchStrategy[TokenLogprob]:
-    singles = st.floats(width=32, allow_nan=False)
-    tops = st.lists(st.tuples(counts, singles), max_size=3)
-
-    def build(logprob: float, rank: int, top: list[tuple[int, float]]) -> TokenLogprob:
-        return TokenLogprob(logprob, rank, tuple(token for token, _ in top), tuple(value for _, value in top))
-
-    return st.builds(build, singles, counts, tops)
+    return _logprobs
 
 
 def submits() -> st.SearchStrategy[Submit]:
@@ -131,17 +136,16 @@ def submits() -> st.SearchStrategy[Submit]:
 
 
 def runs(job: JobId) -> st.SearchStrategy[TokenRun]:
-    plain = st.builds(TokenRun, st.just(job), counts, token_ids)
-    pairs = st.lists(st.tuples(counts, logprobs()), min_size=1, max_size=5)
+    plain = st.builds(TokenRun, st.just(job), counts, token_ids, st.just(()))  # `builds` infers fields of named tuples
 
     def build(first: int, told: list[tuple[int, TokenLogprob]]) -> TokenRun:
         return TokenRun(job, first, tuple(token for token, _ in told), tuple(value for _, value in told))
 
-    return plain | st.builds(build, counts, pairs)
+    return plain | st.builds(build, counts, _told_tokens)
 
 
 def prompt_logprobs(job: JobId) -> st.SearchStrategy[PromptLogprobs]:
-    return st.builds(PromptLogprobs, st.just(job), counts, st.lists(logprobs(), max_size=5).map(tuple))
+    return st.builds(PromptLogprobs, st.just(job), counts, _told_prompt)
 
 
 def timings() -> st.SearchStrategy[JobTimings]:

@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import wire_strategies as some
@@ -54,8 +54,8 @@ def test_a_snapshot_survives(snapshot: PrefixSnapshot) -> None:
     assert messages.snapshot_from_wire(parts) == snapshot
 
 
-@settings(max_examples=50)
-@given(st.lists(some.submits(), min_size=1, max_size=5, unique_by=lambda submit: submit.job), st.data())
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(some.submits(), min_size=1, max_size=3, unique_by=lambda submit: submit.job), st.data())
 def test_a_conversation_survives(submits: list[Submit], data: st.DataObject) -> None:
     router, worker = RouterCodec(), WorkerCodec()
 
