@@ -34,6 +34,7 @@ from twostroke.router.request import (
     PromptScores,
     RequestReport,
     RequestStream,
+    TextDecoderFactory,
     TextStep,
 )
 
@@ -232,16 +233,19 @@ async def routed_cluster(
     *,
     gate: Gate | None = None,
     make_executor: MakeExecutor | None = None,
+    decoders: TextDecoderFactory = NumberText,
     policy: dict[str, Any] | None = None,
     **config: Any,
 ) -> AsyncIterator[RoutedCluster]:
-    """`policy` and `config` change PolicySection (local prefill is off unless asked for) and RouterSection."""
+    """`policy` and `config` change PolicySection (local prefill is off unless asked for) and RouterSection; `decoders`
+    make the text of answers.
+    """
     placing = PolicySection(**{"local_threshold_tokens": 0, **(policy or {})})
     async with fake_cluster(shape, gate.wrap if gate else lambda transport: transport, make_executor) as cluster:
         registry = CollectorRegistry()
         dispatcher = Dispatcher(
             RouterSection(**{"policy": placing, **config}),
-            NumberText,
+            decoders,
             RouterMetrics(registry, "fake"),
             random=Random(1),
         )
