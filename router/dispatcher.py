@@ -47,7 +47,7 @@ from twostroke.router.lifecycle import Lifecycle
 from twostroke.router.policy import Choice, Never, Wait, choose, mismatch
 from twostroke.router.reactions import Reactions
 from twostroke.router.record import ChoiceRecord, RequestRecord
-from twostroke.router.request import GenerateRequest, ServedModel, TextDecoderFactory
+from twostroke.router.request import GenerateRequest, ServedModel, TextDecoderFactory, WorkerLoad
 from twostroke.router.stream import BufferedStream
 
 log = structlog.get_logger(__name__)
@@ -143,6 +143,12 @@ class Dispatcher:
         if self._config.policy.local_when_no_prefill:
             return bool(decode)
         return any(mismatch(one, other) is None for one in prefill for other in decode)
+
+    def loads(self) -> list[WorkerLoad]:
+        return [
+            WorkerLoad(worker.info.worker_id, worker.info.role, worker.load, worker.info.num_pages, worker.draining)
+            for worker in self.fleet.workers()
+        ]
 
     @property
     def num_live(self) -> int:

@@ -24,6 +24,7 @@ from twostroke.router.request import (
     ServedModel,
     StreamItem,
     TextDecoder,
+    WorkerLoad,
 )
 from twostroke.router.tokenizer import Tokenizer
 
@@ -45,6 +46,8 @@ class FakeGenerator:
     ready: bool = True
     refusal: TwostrokeError | None = None
     """Raised by `submit`."""
+    num_refusals: int | None = None
+    """How many requests are refused; None: all of them."""
     failure: Exception | None = None
     """Raised by the stream before token `fail_at`."""
     fail_at: int = 0
@@ -52,13 +55,17 @@ class FakeGenerator:
     """The requests that `refusal` and `failure` are for."""
     hold_at: int | None = None
     """Before this token every stream waits for `release`."""
+    workers: list[WorkerLoad] = field(default_factory=list)
+    """What `loads` answers."""
     submitted: list[GenerateRequest] = field(default_factory=list)
     cancelled: list[RequestId] = field(default_factory=list)
     live: dict[RequestId, "FakeStream"] = field(default_factory=dict)
     released: asyncio.Event = field(default_factory=asyncio.Event)
 
     def submit(self, request: GenerateRequest) -> "FakeStream":
-        if self.refusal is not None and self.concerns(request):
+        if self.refusal is not None and self.num_refusals != 0 and self.concerns(request):
+            if self.num_refusals is not None:
+                self.num_refusals -= 1
             raise self.refusal
         cached = any(request.prompt == earlier.prompt for earlier in self.submitted)
         self.submitted.append(request)
@@ -73,6 +80,9 @@ class FakeGenerator:
         self.cancelled.append(request_id)
         stream.stopped.set()
         return True
+
+    def loads(self) -> list[WorkerLoad]:
+        return self.workers
 
     def release(self) -> None:
         self.released.set()
@@ -171,7 +181,7 @@ class _Choice:
         self._num_output += 1
         text, finish = self._decoder.push(token), self._sampling.finish_after(self._num_output, token)
         if text.stopped:
-            return [self._delta(text.text, token), self._finish(FinishReason.STOP)]
+            return [self._delta(text.text, token), self._finish(FinishReason.STOP, text.stop)]
         if finish is not None:
             return [self._delta(text.text + self._decoder.finish(), token), self._finish(finish)]
         return [self._delta(text.text, token)]
@@ -180,6 +190,6 @@ class _Choice:
         top = self._sampling.logprobs
         return Delta(self._number, text, (token,), () if top is None else (fake_logprob(token, top),))
 
-    def _finish(self, reason: FinishReason) -> ChoiceEnd:
-        self.end = ChoiceEnd(self._number, reason, self._num_output)
+    def _finish(self, reason: FinishReason, stop: str = "") -> ChoiceEnd:
+        self.end = ChoiceEnd(self._number, reason, self._num_output, stop)
         return self.end

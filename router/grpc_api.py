@@ -1,21 +1,21 @@
 """The public gRPC API: `proto/v1/inference.proto` over the same `Generator` that serves HTTP.
 
     Generate   validate and tokenize -> `Accepted` -> deltas -> choice ends -> `Finished`; or a status with details
+    the other calls answer at once; each of them, too, ends with a status with details when it fails
     a client that cancels or goes away closes the stream, which cancels the request in every phase
 
 A call's deadline and `timeout_s` both bound the request; the nearer one counts.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeAlias
 
 import grpc
 import structlog
 
 from twostroke.cluster.config import RouterSection
-from twostroke.cluster.core.errors import InternalError, InvalidRequest, TwostrokeError, Unavailable
+from twostroke.cluster.core.errors import InternalError, InvalidRequest, TwostrokeError
 from twostroke.cluster.core.ids import RequestId, new_request_id
 from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.sampling import FinishReason
@@ -24,8 +24,11 @@ from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.cluster.wire.status import abort_with
 from twostroke.proto.v1 import common_pb2, inference_pb2_grpc
 from twostroke.proto.v1 import inference_pb2 as pb
+from twostroke.router.chat_template import ChatOptions
 from twostroke.router.gateway.content import read_messages
-from twostroke.router.prepare import GenerateParams, check_length, check_params, prepare, serving
+from twostroke.router.gateway.encode import Encoder
+from twostroke.router.gateway.schema import Chat
+from twostroke.router.prepare import GenerateParams, check_params, prepare, serving
 from twostroke.router.request import (
     ChoiceEnd,
     Delta,
@@ -34,7 +37,9 @@ from twostroke.router.request import (
     PromptScores,
     RequestReport,
     RequestStream,
+    ServedModel,
     StreamItem,
+    WorkerLoad,
 )
 from twostroke.router.tokenizer import Tokenizer
 
@@ -76,6 +81,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
+        self._encoder = Encoder(tokenizer)
         self._config = config
         self._metrics = metrics
 
@@ -98,15 +104,45 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             await abort_with(context, InternalError(f"an unexpected {type(error).__name__}"))
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
-        if not request.request_id:
-            await abort_with(context, InvalidRequest("request_id is empty", "request_id"))
-        return pb.CancelResponse(cancelled=self._generator.cancel(RequestId(request.request_id)))
+        async with self._answering(context):
+            if not request.request_id:
+                raise InvalidRequest("request_id is empty", "request_id")
+            return pb.CancelResponse(cancelled=self._generator.cancel(RequestId(request.request_id)))
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.ModelInfo:
-        model = self._generator.model
-        if model is None:
-            await abort_with(context, Unavailable("no worker is attached yet"))
-            raise AssertionError("abort returned")  # pragma: no cover - abort never returns
+        async with self._answering(context):
+            return self._model_info(serving(None, self._generator))
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        async with self._answering(context):
+            model = serving(request.model or None, self._generator)
+            _, token_ids, _ = await self._tokens(request, model)
+            return pb.TokenizeResponse(token_ids=token_ids, max_context=model.max_context)
+
+    async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
+        async with self._answering(context):
+            serving(request.model or None, self._generator)
+            most = self._config.limits.max_prompt_tokens
+            return pb.DetokenizeResponse(text=await self._encoder.decode(request.token_ids, most, "token_ids"))
+
+    async def GetLoads(self, request: pb.GetLoadsRequest, context: Context) -> pb.Loads:
+        async with self._answering(context):
+            return pb.Loads(workers=[_load(worker) for worker in self._generator.loads()])
+
+    @asynccontextmanager
+    async def _answering(self, context: Context) -> AsyncIterator[None]:
+        """What is raised inside ends the call with its status and details; it is counted here."""
+        try:
+            yield
+        except TwostrokeError as error:
+            self._metrics.refusals.of(error.code).inc()
+            await abort_with(context, error)
+        except Exception as error:
+            log.exception("call_failed")
+            self._metrics.refusals.of(InternalError.code).inc()
+            await abort_with(context, InternalError(f"an unexpected {type(error).__name__}"))
+
+    def _model_info(self, model: ServedModel) -> pb.ModelInfo:
         return pb.ModelInfo(
             model=model.name,
             max_context=model.max_context,
@@ -140,20 +176,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         params = _params(request, remaining_s)
         check_params(params, self._config.limits)
         model = serving(request.model, self._generator)
-        field = request.WhichOneof("input")
-        template = ""
-        if field == "token_ids":
-            prompt = list(request.token_ids.ids)
-        elif field == "text":
-            check_length(len(request.text), model, self._tokenizer, field)
-            prompt = await asyncio.to_thread(self._tokenizer.encode, request.text)
-        elif field == "chat":
-            plain = [_plain(message) for message in request.chat.messages]
-            messages = read_messages(plain, self._config.limits.max_messages, "chat.messages")
-            check_length(sum(len(message.content) for message in request.chat.messages), model, self._tokenizer, field)
-            prompt, template = await asyncio.to_thread(self._tokenizer.encode_chat, messages)
-        else:
-            raise InvalidRequest("one of text, token_ids and chat is needed", "input")
+        field, prompt, template = await self._tokens(request, model)
         return prepare(
             prompt,
             params,
@@ -166,6 +189,37 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             salt=request.cache_salt,
             template=template,
         )
+
+    async def _tokens(
+        self, request: pb.GenerateRequest | pb.TokenizeRequest, model: ServedModel
+    ) -> tuple[str, Sequence[int], str]:
+        """The field of the input, its tokens, and the version of the templates of a chat."""
+        match request.WhichOneof("input"):
+            case "text":
+                [encoded] = await self._encoder.prompts([("text", request.text)], model)
+                return "text", encoded.tokens, ""
+            case "chat":
+                field, limits = "chat.messages", self._config.limits
+                plain = [_plain(message) for message in request.chat.messages]
+                chat = Chat(read_messages(plain, limits.max_messages, field), ChatOptions())
+                return (field, *await self._encoder.chat(chat, model, field))
+            case "token_ids" if isinstance(request, pb.GenerateRequest):
+                return "token_ids", list(request.token_ids.ids), ""
+        raise InvalidRequest("one of text, token_ids and chat is needed", "input")
+
+
+def _load(worker: WorkerLoad) -> pb.WorkerLoad:
+    load = pb.WorkerLoad(
+        worker_id=worker.worker_id, role=worker.role.value, pages_total=worker.num_pages, draining=worker.draining
+    )
+    report = worker.report
+    if report is not None:
+        load.known = True
+        load.running = report.running
+        load.waiting = report.waiting
+        load.pages_free = report.ledger.free + report.ledger.cached
+        load.queued_tokens = report.queued_tokens
+    return load
 
 
 def _plain(message: pb.ChatMessage) -> dict[str, object]:

@@ -312,7 +312,7 @@ class Lifecycle:
             step = choice.decoder.push(token)
             text.append(step.text)
             if step.stopped:
-                choice.end = End(FinishReason.STOP, start + used, by_text=True)
+                choice.end = End(FinishReason.STOP, start + used, by_text=True, stop=step.stop)
                 self.cancel_jobs(choice)
                 break
         self._clock_tokens(choice, used, now)
@@ -354,7 +354,7 @@ class Lifecycle:
             rest = choice.decoder.finish()
             if rest:
                 record.stream.put(Delta(choice.state.number, rest, ()))
-        record.stream.put(ChoiceEnd(choice.state.number, end.reason, end.num_output))
+        record.stream.put(ChoiceEnd(choice.state.number, end.reason, end.num_output, end.stop))
         if all(not other.state.live for other in record.choices):
             self._close(record, None)
 

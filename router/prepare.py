@@ -113,11 +113,15 @@ def _check_stops(params: GenerateParams, limits: LimitsSection) -> None:
         )
 
 
-def serving(model_name: str, generator: Generator) -> ServedModel:
-    """The served model. Raises Unavailable while there is none, UnknownModel when another is asked for."""
+def serving(model_name: str | None, generator: Generator) -> ServedModel:
+    """The served model, which None stands for. Raises Unavailable while there is none, UnknownModel when another is
+    asked for.
+    """
     model = generator.model
     if model is None:
         raise Unavailable("no worker is attached yet")
+    if model_name is None:
+        return model
     if model_name != model.name:
         shown = model_name if len(model_name) <= 128 else model_name[:128] + "..."
         raise UnknownModel(f"model {shown!r} is not served here, {model.name!r} is", "model")

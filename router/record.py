@@ -65,6 +65,8 @@ class End:
     num_output: int
     by_text: bool = False
     """A stop string ended it: what the decoder still holds back is not text of the answer."""
+    stop: str = ""
+    """That stop string."""
 
 
 @dataclass(slots=True)

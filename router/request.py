@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from twostroke.cluster.core.ids import RequestId
+from twostroke.cluster.core.ids import RequestId, WorkerId
 from twostroke.cluster.core.logprobs import TokenLogprob
+from twostroke.cluster.core.messages import LoadReport, Role
 from twostroke.cluster.core.sampling import FinishReason, SamplingParams
 
 
@@ -61,6 +62,8 @@ class ChoiceEnd:
     finish_reason: FinishReason
     num_output: int
     """Tokens counted in usage: up to and including the one that completed a stop string."""
+    stop: str = ""
+    """The stop string that ended it; empty for every other end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,10 @@ class Generator(Protocol):
         """True when a request could be answered now (invariant 13)."""
         ...
 
+    def loads(self) -> "list[WorkerLoad]":
+        """What each attached worker last said that it holds."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -142,6 +149,16 @@ class ServedModel:
     num_decode_workers: int
     fingerprint: str = ""
     """Of weights and page layout, as workers publish it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    worker_id: WorkerId
+    role: Role
+    report: LoadReport | None
+    """None until the first one came."""
+    num_pages: int
+    draining: bool
 
 
 class TextDecoder(Protocol):
@@ -160,6 +177,8 @@ class TextStep:
 
     text: str
     stopped: bool
+    stop: str = ""
+    """The stop string that was completed: of several by the same character the longest."""
 
 
 class TextDecoderFactory(Protocol):

@@ -19,7 +19,7 @@ class _StopMatcher:
     """Knuth-Morris-Pratt over a stream of characters: constant amortised work each, whatever the stop string."""
 
     def __init__(self, stop: str) -> None:
-        self._stop = stop
+        self.stop = stop
         self.matched = 0
         """Length of the longest prefix of the stop string that the text so far ends with."""
         self._fallback = [0] * len(stop)
@@ -32,10 +32,10 @@ class _StopMatcher:
 
     def feed(self, character: str) -> bool:
         """Take the next character; True when it completes the stop string. Not to be called after that."""
-        while self.matched and character != self._stop[self.matched]:
+        while self.matched and character != self.stop[self.matched]:
             self.matched = self._fallback[self.matched - 1]
-        self.matched += character == self._stop[self.matched]
-        return self.matched == len(self._stop)
+        self.matched += character == self.stop[self.matched]
+        return self.matched == len(self.stop)
 
 
 class TokenTextDecoder:
@@ -70,11 +70,12 @@ class TokenTextDecoder:
         pending = self._held + text
         start = len(self._held)
         for end in range(start + 1, len(pending) + 1):
-            completed = [matcher.matched for matcher in self._matchers if matcher.feed(pending[end - 1])]
+            completed = [matcher.stop for matcher in self._matchers if matcher.feed(pending[end - 1])]
             if completed:
                 self._stopped = True
                 self._held = ""
-                return TextStep(pending[: end - max(completed)], True)
+                stop = max(completed, key=len)
+                return TextStep(pending[: end - len(stop)], True, stop)
         certain = len(pending) - max(matcher.matched for matcher in self._matchers)
         self._held = pending[certain:]
         return TextStep(pending[:certain], False)

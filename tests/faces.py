@@ -29,7 +29,15 @@ from twostroke.proto.v1 import inference_pb2 as pb
 from twostroke.proto.v1.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
 from twostroke.router.gateway.app import create_app
 from twostroke.router.grpc_api import InferenceServicer
-from twostroke.router.request import Delta, GenerateRequest, Generator, RequestStream, ServedModel, StreamItem
+from twostroke.router.request import (
+    Delta,
+    GenerateRequest,
+    Generator,
+    RequestStream,
+    ServedModel,
+    StreamItem,
+    WorkerLoad,
+)
 from twostroke.router.tokenizer import Tokenizer
 
 TIMEOUT_S = 60.0
@@ -78,6 +86,9 @@ class Recorder:
 
     def cancel(self, request_id: RequestId) -> bool:
         return self._inner.cancel(request_id)
+
+    def loads(self) -> list[WorkerLoad]:
+        return self._inner.loads()
 
     @property
     def model(self) -> ServedModel | None:

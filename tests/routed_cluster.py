@@ -50,9 +50,10 @@ class NumberText:
 
     def push(self, token: int) -> TextStep:
         self._held += f"{token},"
-        found = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
+        found = [(self._held.find(stop), stop) for stop in self._stop if stop in self._held]
         if found:
-            return TextStep(self._held[: min(found)], True)
+            at, stop = min(found)
+            return TextStep(self._held[:at], True, stop)
         lengths = range(max(map(len, self._stop), default=0), 0, -1)
         keep = next((n for n in lengths if any(stop.startswith(self._held[-n:]) for stop in self._stop)), 0)
         sure = len(self._held) - keep if keep <= len(self._held) else 0

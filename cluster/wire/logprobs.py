@@ -43,3 +43,11 @@ def first_logprob_from_wire(message: kv_transfer_pb2.CommitPages | worker_pb2.St
     if len(values) != 1:
         raise WireError(f"log-probabilities of {len(values)} first tokens")
     return values[0]
+
+
+def show_token(data: bytes) -> str:
+    """A token's bytes as text; what is no whole characters as `bytes:\\xe2\\x82`."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{value:02x}" for value in data)

@@ -2,10 +2,13 @@
 
 HTTP: `to_http` gives the status and the error body in the OpenAI form. gRPC: `abort_with` ends a call with the
 status and its `google.rpc` details (ErrorInfo with the stable code, BadRequest with the field, RetryInfo);
-`from_rpc` rebuilds the error on the other end. `docs/errors.md` is printed from this table (`markdown()`).
+`from_rpc` and `from_http` rebuild the error on the other end. `docs/errors.md` is printed from this table
+(`markdown()`).
 """
 
+import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn, cast
 
@@ -73,6 +76,10 @@ _BY_CODE = {row.code: row for row in TABLE}
 _BY_STATUS: dict[grpc.StatusCode, type[TwostrokeError]] = {}
 for _row in TABLE:
     _BY_STATUS.setdefault(_row.grpc_status, _row.error)
+_BY_HTTP: dict[int, type[TwostrokeError]] = {}
+for _row in TABLE:
+    _BY_HTTP.setdefault(_row.http_status, _row.error)
+MAX_RETRY_AFTER_S = 3600.0
 
 
 def mapping_of(error: TwostrokeError) -> Mapping:
@@ -136,6 +143,30 @@ def from_rpc(error: grpc.aio.AioRpcError) -> TwostrokeError:
     return _plain(_BY_STATUS.get(error.code(), InternalError), message, None, 1.0)
 
 
+def from_http(status: int, data: bytes, retry_after: str | None) -> TwostrokeError:
+    """The error of an HTTP answer: its body in the OpenAI form, and its Retry-After. A foreign one by its status."""
+    try:
+        body = json.loads(data)
+    except ValueError:
+        body = None
+    error = from_http_body(body, _BY_HTTP.get(status, InvalidRequest if status < 500 else InternalError))
+    if retry_after is not None and isinstance(error, Overloaded | Unavailable):
+        with suppress(ValueError):  # a date: nobody of ours sends one
+            error.retry_after_s = min(max(0.0, float(retry_after)), MAX_RETRY_AFTER_S)
+    return error
+
+
+def from_http_body(body: object, otherwise: type[TwostrokeError] = InternalError) -> TwostrokeError:
+    """The error that an error body, or an error event of a stream, tells of."""
+    told = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(told, dict):
+        return _plain(otherwise, "an error without a body that says more", None, 1.0)
+    row = _BY_CODE.get(str(told.get("code")))
+    field = told.get("param")
+    kind = row.error if row is not None else otherwise
+    return _plain(kind, str(told.get("message")), field if isinstance(field, str) else None, 1.0)
+
+
 def _from_status(status: status_pb2.Status, code: grpc.StatusCode, message: str) -> TwostrokeError:
     kind = _BY_STATUS.get(code, InternalError)
     field = None
@@ -175,6 +206,8 @@ def markdown() -> str:
         'HTTP answers `{"error": {"message", "type", "param", "code"}}`. In a stream that has begun, the same object',
         "is sent as a `data:` event and the stream closes, without a finish reason and without `[DONE]`. gRPC carries",
         "`code` as `ErrorInfo.reason`, the field as `BadRequest.field_violations[0].field`, and `RetryInfo`.",
+        "`/v1/messages` answers in Anthropic's form, with the same `code` and `param` in its `error`, a stream",
+        "ends with an `error` event, one of `/v1/responses` with `response.failed`, whose `error.type` is the `code`.",
         "",
         "| code | HTTP | type | gRPC | retryable | meaning |",
         "|---|---|---|---|---|---|",

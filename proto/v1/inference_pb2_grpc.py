@@ -49,6 +49,21 @@ class InferenceStub:
                 request_serializer=twostroke_dot_proto_dot_v1_dot_inference__pb2.GetModelInfoRequest.SerializeToString,
                 response_deserializer=twostroke_dot_proto_dot_v1_dot_inference__pb2.ModelInfo.FromString,
                 _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/twostroke.v1.Inference/Tokenize',
+                request_serializer=twostroke_dot_proto_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=twostroke_dot_proto_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/twostroke.v1.Inference/Detokenize',
+                request_serializer=twostroke_dot_proto_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=twostroke_dot_proto_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
+        self.GetLoads = channel.unary_unary(
+                '/twostroke.v1.Inference/GetLoads',
+                request_serializer=twostroke_dot_proto_dot_v1_dot_inference__pb2.GetLoadsRequest.SerializeToString,
+                response_deserializer=twostroke_dot_proto_dot_v1_dot_inference__pb2.Loads.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -74,6 +89,26 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Tokenize(self, request, context):
+        """The tokens that `Generate` would make of the same input.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetLoads(self, request, context):
+        """What each attached worker last said that it holds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -91,6 +126,21 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.GetModelInfo,
                     request_deserializer=twostroke_dot_proto_dot_v1_dot_inference__pb2.GetModelInfoRequest.FromString,
                     response_serializer=twostroke_dot_proto_dot_v1_dot_inference__pb2.ModelInfo.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=twostroke_dot_proto_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
+                    response_serializer=twostroke_dot_proto_dot_v1_dot_inference__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=twostroke_dot_proto_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=twostroke_dot_proto_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+            ),
+            'GetLoads': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLoads,
+                    request_deserializer=twostroke_dot_proto_dot_v1_dot_inference__pb2.GetLoadsRequest.FromString,
+                    response_serializer=twostroke_dot_proto_dot_v1_dot_inference__pb2.Loads.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -174,6 +224,87 @@ class Inference:
             '/twostroke.v1.Inference/GetModelInfo',
             twostroke_dot_proto_dot_v1_dot_inference__pb2.GetModelInfoRequest.SerializeToString,
             twostroke_dot_proto_dot_v1_dot_inference__pb2.ModelInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Inference/Tokenize',
+            twostroke_dot_proto_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+            twostroke_dot_proto_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Inference/Detokenize',
+            twostroke_dot_proto_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            twostroke_dot_proto_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLoads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Inference/GetLoads',
+            twostroke_dot_proto_dot_v1_dot_inference__pb2.GetLoadsRequest.SerializeToString,
+            twostroke_dot_proto_dot_v1_dot_inference__pb2.Loads.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import orjson
 
+from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.router.gateway.content import Prompt
+from twostroke.router.gateway.renaming import renamed
 from twostroke.router.gateway.schema import Chat
 from twostroke.router.prepare import check_ids, check_length
 from twostroke.router.request import ServedModel
@@ -33,7 +35,8 @@ class Encoder:
         if chat.options.variables:
             length += len(orjson.dumps(chat.options.variables))
         check_length(length, model, self._tokenizer, field)
-        return await asyncio.to_thread(self._tokenizer.encode_chat, chat.messages, chat.options)
+        with renamed({"messages": field}):
+            return await asyncio.to_thread(self._tokenizer.encode_chat, chat.messages, chat.options)
 
     async def prompts(self, prompts: Sequence[tuple[str, Prompt]], model: ServedModel) -> list[Encoded]:
         for field, prompt in prompts:
@@ -55,6 +58,13 @@ class Encoder:
             if not isinstance(prompt, str):
                 check_ids(prompt, self._tokenizer.vocab_size, field)
         return await asyncio.to_thread(self._echoes, prompts)
+
+    async def decode(self, ids: Sequence[int], max_tokens: int, field: str) -> str:
+        """The text of any ids, control tokens among them as the tokenizer shows them."""
+        if len(ids) > max_tokens:
+            raise InvalidRequest(f"at most {max_tokens} tokens, not {len(ids)}", field)
+        check_ids(ids, self._tokenizer.vocab_size, field)
+        return await asyncio.to_thread(self._tokenizer.decode, ids)
 
     def _echoes(self, prompts: Iterable[tuple[str, Prompt]]) -> tuple[str, ...]:
         return tuple(prompt if isinstance(prompt, str) else self._text(prompt) for _, prompt in prompts)

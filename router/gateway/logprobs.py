@@ -16,6 +16,7 @@ from typing import Protocol
 
 from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.cluster.core.logprobs import TokenLogprob
+from twostroke.cluster.wire.logprobs import show_token
 
 Json = dict[str, object]
 Spell = Callable[[int], bytes]
@@ -41,13 +42,6 @@ def read_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
             raise InvalidRequest(f"logit_bias has token {int(key)} twice", "logit_bias")
         biases[int(key)] = bias if abs(bias) < 1000 else 1000.0
     return tuple(biases.items())
-
-
-def show_token(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{value:02x}" for value in data)
 
 
 class LogprobsForm(Protocol):

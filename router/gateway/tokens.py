@@ -14,7 +14,7 @@ from twostroke.router.gateway.content import read_ids, read_messages
 from twostroke.router.gateway.encode import Encoder
 from twostroke.router.gateway.errors import json_response
 from twostroke.router.gateway.schema import IDS, Chat, Messages, Variables, read_chat_options, validate
-from twostroke.router.prepare import check_ids, check_length, serving
+from twostroke.router.prepare import check_length, serving
 from twostroke.router.request import Generator, ServedModel
 from twostroke.router.tokenizer import Tokenizer
 
@@ -62,11 +62,11 @@ class Tokens:
             raise InvalidRequest("either prompt or messages, not both", "messages")
         if body.get("messages") is not None:
             chat = validate(TokenizeChatBody, body)
-            model = self._serving(chat.model)
+            model = serving(chat.model, self._generator)
             tokens, with_texts = await self._chat(chat, model), chat.return_token_strs
         else:
             text = validate(TokenizeTextBody, body)
-            model = self._serving(text.model)
+            model = serving(text.model, self._generator)
             tokens, with_texts = await self._text(text, model), text.return_token_strs
         texts = [self._tokenizer.token_text(token) for token in tokens] if with_texts else None
         return json_response(
@@ -86,17 +86,9 @@ class Tokens:
 
     async def detokenize(self, request: Request) -> Response:
         body = validate(DetokenizeBody, await read_object(request.scope, request.receive, self._config))
-        self._serving(body.model)
+        serving(body.model, self._generator)
         if not isinstance(body.tokens, list):
             raise InvalidRequest("tokens must be a list of token ids", "tokens")
-        most = self._config.limits.max_prompt_tokens
-        if len(body.tokens) > most:
-            raise InvalidRequest(f"at most {most} tokens, not {len(body.tokens)}", "tokens")
         ids = read_ids(body.tokens, "tokens")
-        check_ids(ids, self._tokenizer.vocab_size, "tokens")
-        return json_response({"prompt": await asyncio.to_thread(self._tokenizer.decode, ids)})
-
-    def _serving(self, name: str | None) -> ServedModel:
-        """Raises Unavailable while no worker is attached, UnknownModel for another model."""
-        model = self._generator.model
-        return model if name is None and model is not None else serving(name or "", self._generator)
+        text = await self._encoder.decode(ids, self._config.limits.max_prompt_tokens, "tokens")
+        return json_response({"prompt": text})

@@ -4,12 +4,16 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import status_pb2
 from prometheus_client import CollectorRegistry
 
+from tests.client_servers import grpc_api
+from tests.waiting import until
 from twostroke.cluster.config import RouterSection
-from twostroke.cluster.core.errors import Overloaded
+from twostroke.cluster.core.errors import InvalidRequest, Overloaded
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.cluster.wire.channel import bind, new_server, open_channel
+from twostroke.cluster.wire.status import from_rpc
 from twostroke.proto.v1 import inference_pb2 as pb
 from twostroke.proto.v1.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
 from twostroke.router.fake_generator import FakeGenerator
@@ -103,3 +107,48 @@ async def test_a_client_that_leaves_before_the_first_token_leaves_nothing_runnin
     await items.aclose()  # type: ignore[attr-defined]
     assert api.generator.cancelled == [accepted.request_id]
     assert not api.generator.live
+
+
+UNARY = {
+    "Cancel": (pb.CancelRequest(), "request_id"),
+    "Tokenize": (pb.TokenizeRequest(model="fake"), "input"),
+    "Detokenize": (pb.DetokenizeRequest(model="fake", token_ids=[999]), "token_ids[0]"),
+}
+
+
+@pytest.mark.parametrize("method", UNARY)
+async def test_every_call_that_is_refused_says_which_field_and_with_what_code(method: str) -> None:
+    request, field = UNARY[method]
+    async with grpc_api() as (_, address), open_channel(address) as channel:
+        stub = InferenceStub(channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await getattr(stub, method)(request, timeout=10)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    error = from_rpc(raised.value)
+    assert isinstance(error, InvalidRequest)
+    assert error.field == field
+
+
+@pytest.mark.parametrize("method", ["GetModelInfo", "Tokenize", "Detokenize"])
+async def test_without_a_model_a_call_is_told_when_to_come_back(method: str) -> None:
+    requests = {"GetModelInfo": pb.GetModelInfoRequest(), **{name: UNARY[name][0] for name in UNARY}}
+    async with grpc_api(model=None) as (_, address), open_channel(address) as channel:
+        stub = InferenceStub(channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await getattr(stub, method)(requests[method], timeout=10)
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    details = dict(raised.value.trailing_metadata() or ())["grpc-status-details-bin"]  # type: ignore[call-overload]
+    status = status_pb2.Status.FromString(details)
+    kinds = [detail.type_url.rpartition(".")[2] for detail in status.details]
+    assert kinds == ["ErrorInfo", "RetryInfo"]
+
+
+async def test_a_calls_deadline_bounds_the_request() -> None:
+    async with grpc_api(hold_at=1) as (generator, address), open_channel(address) as channel:
+        stub = InferenceStub(channel)  # type: ignore[no-untyped-call]
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            async for _ in stub.Generate(ask(timeout_s=60), timeout=0.3):
+                pass
+        assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert 0 < generator.submitted[0].time_left_s <= 0.3
+        await until(lambda: not generator.live)

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import grpc
@@ -5,7 +6,7 @@ import pytest
 
 from twostroke.cluster.core import errors
 from twostroke.cluster.core.errors import TwostrokeError
-from twostroke.cluster.wire.status import TABLE, error_metadata, from_rpc, mapping_of, markdown, to_http
+from twostroke.cluster.wire.status import TABLE, error_metadata, from_http, from_rpc, mapping_of, markdown, to_http
 
 EXAMPLES: list[TwostrokeError] = [
     errors.InvalidRequest("must be positive", "n"),
@@ -73,3 +74,28 @@ def test_http_form() -> None:
 
 def test_the_documentation_is_current() -> None:
     assert (Path(__file__).parents[3] / "docs" / "errors.md").read_text() == markdown()
+
+
+@pytest.mark.parametrize("error", [error for error in EXAMPLES if error.code not in ("config", "layout_mismatch")])
+def test_over_http_and_back(error: TwostrokeError) -> None:
+    known = to_http(error)
+    back = from_http(known.status, json.dumps(known.body).encode(), known.headers.get("retry-after"))
+    assert type(back) is type(error)
+    assert back.message == error.message
+    if isinstance(error, errors.InvalidRequest):
+        assert isinstance(back, errors.InvalidRequest)
+        assert back.field == error.field
+    if isinstance(error, errors.Overloaded | errors.Unavailable):
+        assert isinstance(back, errors.Overloaded | errors.Unavailable)
+        assert error.retry_after_s <= back.retry_after_s <= error.retry_after_s + 1.5
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(429, errors.Overloaded), (503, errors.Unavailable), (504, errors.DeadlineExceeded), (502, errors.PeerLost)]
+    + [(418, errors.InvalidRequest), (500, errors.LayoutMismatch), (599, errors.InternalError)],
+)
+@pytest.mark.parametrize("data", [b"", b"<html>", b"[]", b'{"error": "x"}', b'{"error": {"code": "strange"}}'])
+def test_a_foreign_http_error_is_classed_by_its_status(status: int, kind: type[TwostrokeError], data: bytes) -> None:
+    found = from_http(status, data, "soon")
+    assert type(found) is (errors.InternalError if status == 500 else kind)
