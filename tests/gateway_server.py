@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from tests.waiting import until
 from twostroke.cluster.config import RouterSection
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.router.fake_generator import FakeGenerator
@@ -66,6 +67,10 @@ class Gateway:
         finally:
             writer.close()
 
+    async def until_cancelled(self, count: int) -> None:
+        """Wait until this many requests were cancelled."""
+        await until(lambda: len(self.generator.cancelled) >= count)
+
     def metric(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(name, {"model_name": "fake", "engine": "router", **labels}) or 0.0
 
@@ -116,3 +121,15 @@ def events(data: bytes | str) -> list[Any]:
     assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
     payloads = [frame.removeprefix("data: ") for frame in frames]
     return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
+
+
+def events_of(text: str) -> list[tuple[str, Any]]:
+    """(name, JSON) of each event of a stream whose events have names; checks the framing."""
+    assert text.endswith("\n\n")
+    found = []
+    for frame in text[:-2].split("\n\n"):
+        name, data = frame.split("\n")
+        assert name.startswith("event: ")
+        assert data.startswith("data: ")
+        found.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
+    return found

@@ -25,7 +25,7 @@ from twostroke.cluster.core.sampling import FinishReason
 from twostroke.cluster.telemetry.logs import log_request
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.cluster.wire.status import to_http
-from twostroke.router.gateway.batch import submit
+from twostroke.router.gateway import batch
 from twostroke.router.gateway.errors import error_response, json_response
 from twostroke.router.gateway.forms import Envelope, Json
 from twostroke.router.gateway.logprobs import Scores
@@ -44,7 +44,7 @@ log = structlog.get_logger(__name__)
 
 SEND_TIMEOUT_S = 30.0
 DONE = b"data: [DONE]\n\n"
-_START: Message = {
+START: Message = {
     "type": "http.response.start",
     "status": 200,
     "headers": [
@@ -53,6 +53,21 @@ _START: Message = {
         (b"x-accel-buffering", b"no"),
     ],
 }
+
+
+def submit(generator: Generator, requests: Sequence[GenerateRequest], endpoint: str) -> RequestStream:
+    """`batch.submit`; a refusal is logged, since the dispatcher counts it but logs only what it accepted."""
+    try:
+        return batch.submit(generator, requests)
+    except TwostrokeError as error:
+        log_request(
+            log,
+            request_id=requests[0].request_id,
+            outcome=error.code,
+            endpoint=endpoint,
+            client_request_id=requests[0].client_request_id,
+        )
+        raise
 
 
 class Answer(Response):
@@ -81,19 +96,11 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            stream = submit(self._generator, self._requests)
+            stream = submit(self._generator, self._requests, self._endpoint)
         except TwostrokeError as error:
-            # The dispatcher counts it; what it did not accept, it does not log.
-            log_request(
-                log,
-                request_id=self._requests[0].request_id,
-                outcome=error.code,
-                endpoint=self._endpoint,
-                client_request_id=self._requests[0].client_request_id,
-            )
             await error_response(error)(scope, receive, send)
             return
-        async with _reading(stream, receive) as items:
+        async with reading(stream, receive) as items:
             if self._streamed:
                 await _Events(self._envelope, self._metrics, send, self._scores).run(items, scope, receive)
             else:
@@ -106,7 +113,7 @@ class Answer(Response):
         finishes: dict[int, FinishReason] = {}
         report: RequestReport | None = None
         try:
-            async for item in _failing_cleanly(items, self._metrics):
+            async for item in failing_cleanly(items, self._metrics):
                 match item:
                     case Delta(choice, text, token_ids, logprobs):
                         texts.setdefault(choice, []).append(text)
@@ -145,9 +152,9 @@ class _Events:
     async def run(self, items: AsyncIterator[StreamItem], scope: Scope, receive: Receive) -> None:
         started = False
         try:
-            async for item in _failing_cleanly(items, self._metrics):
+            async for item in failing_cleanly(items, self._metrics):
                 if not started:
-                    await self._send(_START)
+                    await self._send(START)
                     started = True
                 chunk = self._chunk(item)
                 if chunk is not None:
@@ -202,7 +209,7 @@ def _event(content: object) -> bytes:
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
-async def _failing_cleanly(items: AsyncIterator[StreamItem], metrics: RouterMetrics) -> AsyncIterator[StreamItem]:
+async def failing_cleanly(items: AsyncIterator[StreamItem], metrics: RouterMetrics) -> AsyncIterator[StreamItem]:
     """The same items; a bug on the way to them is logged, counted and raised as InternalError: the client is told."""
     try:
         async for item in items:
@@ -216,7 +223,7 @@ async def _failing_cleanly(items: AsyncIterator[StreamItem], metrics: RouterMetr
 
 
 @asynccontextmanager
-async def _reading(stream: RequestStream, receive: Receive) -> AsyncIterator[AsyncIterator[StreamItem]]:
+async def reading(stream: RequestStream, receive: Receive) -> AsyncIterator[AsyncIterator[StreamItem]]:
     """The stream's items; the request is cancelled when the client goes away, and when the context is left early."""
 
     async def watch() -> None:

@@ -1,6 +1,8 @@
-"""The OpenAI-compatible HTTP gateway.
+"""The HTTP gateway, compatible with OpenAI's API and Anthropic's.
 
     POST /v1/chat/completions, /v1/completions     GET /v1/models, /v1/models/{id}
+    POST /v1/responses, /v1/responses/input_tokens
+    POST /v1/messages, /v1/messages/count_tokens (Anthropic's)
     POST /tokenize, /detokenize                    GET /health/live, /health/ready, /metrics, /openapi.json
 
 A request: id -> body (bounded) -> fields (strict) -> model -> tokens -> `prepare` -> `Answer`, which submits. For ids
@@ -9,7 +11,9 @@ see `gateway.edge`. With `x-twostroke-report: 1` the end of the answer says wher
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
 import structlog
 from fastapi import FastAPI, Request
@@ -18,24 +22,29 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from twostroke.cluster.config import RouterSection
+from twostroke.cluster.config import LimitsSection, RouterSection
 from twostroke.cluster.core.clock import Clock, SystemClock
 from twostroke.cluster.core.errors import BodyTooLarge, InvalidRequest, TwostrokeError
 from twostroke.cluster.core.ids import RequestId
 from twostroke.cluster.telemetry.logs import log_request
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.router.gateway.answer import Answer
+from twostroke.router.gateway.anthropic import MessagesTelling
+from twostroke.router.gateway.anthropic_schema import parse_count, parse_messages
 from twostroke.router.gateway.body import drain, read_object
 from twostroke.router.gateway.edge import Edge
 from twostroke.router.gateway.encode import Encoded, Encoder
-from twostroke.router.gateway.errors import HTTP_CODES, error_response, protocol_error_response
+from twostroke.router.gateway.errors import HTTP_CODES, json_response, refusal
 from twostroke.router.gateway.fingerprint import system_fingerprint
 from twostroke.router.gateway.forms import ChatForm, CompletionForm, Envelope, Form
 from twostroke.router.gateway.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsForm, Scores
 from twostroke.router.gateway.openapi import OPERATIONS, describe
 from twostroke.router.gateway.queries import Queries
+from twostroke.router.gateway.responses import ResponsesTelling
+from twostroke.router.gateway.responses_schema import parse_input_tokens, parse_responses
 from twostroke.router.gateway.schema import Ask, Chat, Parser, parse_chat, parse_completion
 from twostroke.router.gateway.tokens import Tokens
+from twostroke.router.gateway.typed_answer import Telling, TypedAnswer
 from twostroke.router.prepare import prepare, serving
 from twostroke.router.request import GenerateRequest, Generator, ServedModel
 from twostroke.router.tokenizer import Tokenizer
@@ -43,6 +52,7 @@ from twostroke.router.tokenizer import Tokenizer
 log = structlog.get_logger(__name__)
 
 REPORT_HEADER = "x-twostroke-report"
+AnyAsk = TypeVar("AnyAsk", bound=Ask)
 
 
 def create_app(
@@ -62,6 +72,10 @@ def create_app(
     for method, path, endpoint in (
         ("POST", "/v1/chat/completions", generating.chat),
         ("POST", "/v1/completions", generating.completion),
+        ("POST", "/v1/responses", generating.responses),
+        ("POST", "/v1/responses/input_tokens", generating.input_tokens),
+        ("POST", "/v1/messages", generating.messages),
+        ("POST", "/v1/messages/count_tokens", generating.count_tokens),
         ("POST", "/tokenize", tokens.tokenize),
         ("POST", "/detokenize", tokens.detokenize),
         ("GET", "/v1/models", queries.models),
@@ -84,8 +98,21 @@ def create_app(
     return app
 
 
+@dataclass(frozen=True, slots=True)
+class _Read(Generic[AnyAsk]):
+    """A body understood and tokenized."""
+
+    ask: AnyAsk
+    model: ServedModel
+    prompts: list[Encoded]
+    template: str
+    """Version of the templates that made a chat's prompt."""
+    echoes: tuple[str, ...]
+    """What `echo` repeats."""
+
+
 class _Generating:
-    """The two endpoints that generate. What is wrong with a request is raised, see `_refuse`."""
+    """The endpoints that take a prompt. What is wrong with a request is raised, see `_refuse`."""
 
     def __init__(
         self,
@@ -112,7 +139,45 @@ class _Generating:
     async def completion(self, request: Request) -> Response:
         return await self._answer(request, parse_completion, self._completion_form)
 
-    async def _answer(self, request: Request, parse: Parser, form: Form) -> Response:
+    async def responses(self, request: Request) -> Response:
+        read = await self._read(request, parse_responses)
+        [prepared] = self._prepare(request, read)
+        told_id, created = _told_id(request), int(self._unix_time())
+        return self._typed(
+            request, read, prepared, ResponsesTelling(read.ask, told_id, created, include_report=_wants_report(request))
+        )
+
+    async def input_tokens(self, request: Request) -> Response:
+        read = await self._read(request, parse_input_tokens)
+        return json_response({"object": "response.input_tokens", "input_tokens": len(read.prompts[0].tokens)})
+
+    async def messages(self, request: Request) -> Response:
+        read = await self._read(request, parse_messages)
+        [prepared] = self._prepare(request, read)
+        telling = MessagesTelling(
+            _told_id(request), read.model.name, len(prepared.prompt), include_report=_wants_report(request)
+        )
+        return self._typed(request, read, prepared, telling)
+
+    async def count_tokens(self, request: Request) -> Response:
+        read = await self._read(request, parse_count)
+        return json_response({"input_tokens": len(read.prompts[0].tokens)})
+
+    def _typed(self, request: Request, read: _Read[AnyAsk], prepared: GenerateRequest, telling: Telling) -> Response:
+        return TypedAnswer(
+            self._generator,
+            prepared,
+            telling,
+            self._metrics,
+            streamed=read.ask.streamed,
+            endpoint=str(request.scope["route"].path),
+            scores=self._scores(read.ask, [prepared]),
+        )
+
+    async def _read(
+        self, request: Request, parse: Callable[[dict[str, object], LimitsSection], AnyAsk]
+    ) -> _Read[AnyAsk]:
+        """Everything before `_prepare`: what cannot be understood, or not here, is refused."""
         body = await read_object(request.scope, request.receive, self._config)
         started_at = self._clock.now()
         ask = parse(body, self._config.limits)
@@ -122,17 +187,22 @@ class _Generating:
         tokenized_at = self._clock.now()
         self._metrics.router_overhead_seconds.of("parse").observe(parsed_at - started_at)
         self._metrics.router_overhead_seconds.of("tokenize").observe(tokenized_at - parsed_at)
-        requests = self._prepare(request, ask, prompts, template)
+        return _Read(ask, model, prompts, template, echoes)
+
+    async def _answer(self, request: Request, parse: Parser, form: Form) -> Response:
+        read = await self._read(request, parse)
+        ask = read.ask
+        requests = self._prepare(request, read)
         envelope = Envelope(
             form=form,
-            request_id=request.state.client_request_id or request.state.request_id,
-            model=model.name,
+            request_id=_told_id(request),
+            model=read.model.name,
             created=int(self._unix_time()),
-            fingerprint=system_fingerprint(model, self._config.default_max_tokens, template),
-            echoes=echoes,
+            fingerprint=system_fingerprint(read.model, self._config.default_max_tokens, read.template),
+            echoes=read.echoes,
             choices_per_prompt=ask.params.n,
             include_usage=ask.include_usage,
-            include_report=request.headers.get(REPORT_HEADER) == "1",
+            include_report=_wants_report(request),
         )
         return Answer(
             self._generator,
@@ -167,14 +237,14 @@ class _Generating:
     async def _encode(self, ask: Ask, model: ServedModel) -> tuple[list[Encoded], str, tuple[str, ...]]:
         """The prompts, the version of the templates that made them, and what `echo` repeats."""
         if isinstance(ask.prompt, Chat):
-            tokens, template = await self._encoder.chat(ask.prompt, model)
-            return [Encoded("messages", tokens)], template, ()
+            tokens, template = await self._encoder.chat(ask.prompt, model, ask.prompt_field)
+            return [Encoded(ask.prompt_field, tokens)], template, ()
         encoded = await self._encoder.prompts(ask.prompt.prompts, model)
         echoes = await self._encoder.echoes(ask.prompt.prompts) if ask.prompt.echo else ()
         return encoded, "", echoes
 
-    def _prepare(self, request: Request, ask: Ask, prompts: list[Encoded], template: str) -> list[GenerateRequest]:
-        own = str(request.state.request_id)
+    def _prepare(self, request: Request, read: _Read[AnyAsk]) -> list[GenerateRequest]:
+        own, ask, prompts = str(request.state.request_id), read.ask, read.prompts
         try:
             return [
                 prepare(
@@ -188,7 +258,7 @@ class _Generating:
                     request_id=RequestId(own if len(prompts) == 1 else f"{own}-{number}"),
                     client_request_id=request.state.client_request_id,
                     salt=ask.salt,
-                    template=template,
+                    template=read.template,
                 )
                 for number, prompt in enumerate(prompts)
             ]
@@ -198,13 +268,23 @@ class _Generating:
             raise
 
 
+def _told_id(request: Request) -> str:
+    """The id that the client is told: its own, if it sent one."""
+    return str(request.state.client_request_id or request.state.request_id)
+
+
+def _wants_report(request: Request) -> bool:
+    return request.headers.get(REPORT_HEADER) == "1"
+
+
 async def _refuse(request: Request, error: Exception, metrics: RouterMetrics) -> Response:
     """The answer to what was not submitted; logged and counted for the endpoints that generate."""
     if isinstance(error, TwostrokeError):
-        code, response = error.code, error_response(error)
+        code = error.code
     else:
         assert isinstance(error, HTTPException)
-        code, response = HTTP_CODES.get(error.status_code, "http_error"), protocol_error_response(error)
+        code = HTTP_CODES.get(error.status_code, "http_error")
+    response = refusal(error, request.scope)
     if request.method == "POST":
         metrics.refusals.of(code).inc()
         route = request.scope.get("route")

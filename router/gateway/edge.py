@@ -1,8 +1,9 @@
 """The outermost layer: ids, counting, and the answer when our own code fails.
 
 `scope["state"]` gets `request_id` (ours) and `client_request_id` (checked, or empty). An answer carries the client's
-id in `x-request-id`, ours if there is none, and always ours in `x-twostroke-request-id`: two requests may come with one
-id (FIELD-REPORTS E24), so everything inside, and Cancel over gRPC, goes by ours.
+id in `x-request-id` (and in `request-id`, as Anthropic's clients want it), ours if there is none, and always ours in
+`x-twostroke-request-id`: two requests may come with one id (FIELD-REPORTS E24), so everything inside, and Cancel over
+gRPC, goes by ours.
 """
 
 import structlog
@@ -12,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from twostroke.cluster.core.errors import InternalError, InvalidRequest
 from twostroke.cluster.core.ids import new_request_id
 from twostroke.cluster.telemetry.metrics import RouterMetrics
-from twostroke.router.gateway.errors import error_response
+from twostroke.router.gateway.errors import refusal
 from twostroke.router.prepare import check_client_request_id
 
 log = structlog.get_logger(__name__)
@@ -31,7 +32,7 @@ class Edge:
             return
         request_id = new_request_id()
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
-        extra = [(b"x-request-id", request_id.encode()), (b"x-twostroke-request-id", request_id.encode())]
+        extra = [(name, request_id.encode()) for name in (b"x-request-id", b"request-id", b"x-twostroke-request-id")]
         started = False
 
         async def send_named(message: Message) -> None:
@@ -44,14 +45,15 @@ class Edge:
                 self._metrics.http_responses.of(route.path if route is not None else "", str(message["status"])).inc()
             await send(message)
 
+        scope["state"] = {**scope.get("state", {}), "request_id": request_id, "client_request_id": ""}
         try:
             check_client_request_id(given)
         except InvalidRequest as error:
-            await error_response(error)(scope, receive, send_named)
+            await refusal(error, scope)(scope, receive, send_named)
             return
         if given:
-            extra[0] = (b"x-request-id", given.encode())
-        scope["state"] = {**scope.get("state", {}), "request_id": request_id, "client_request_id": given}
+            extra[:2] = [(name, given.encode()) for name, _ in extra[:2]]
+        scope["state"]["client_request_id"] = given
         try:
             await self._app(scope, receive, send_named)
         except ClientDisconnect:
@@ -62,4 +64,4 @@ class Edge:
             if started:
                 raise
             failure = InternalError(f"an unexpected {type(error).__name__}")
-            await error_response(failure)(scope, receive, send_named)
+            await refusal(failure, scope)(scope, receive, send_named)

@@ -1,4 +1,5 @@
-"""Every refusal in the OpenAI error form: `{"error": {"message", "type", "param", "code"}}`.
+"""Every refusal in the OpenAI error form, `{"error": {"message", "type", "param", "code"}}`; under `/v1/messages` in
+Anthropic's (`refusal` asks the path).
 
 A `TwostrokeError` has its status from `cluster.wire.status`; what HTTP itself refuses (routes, methods, media types)
 is a Starlette `HTTPException`, whose code comes from the table here.
@@ -9,9 +10,11 @@ from collections.abc import Mapping
 import orjson
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from twostroke.cluster.core.errors import TwostrokeError
 from twostroke.cluster.wire.status import to_http
+from twostroke.router.gateway import anthropic_errors
 
 HTTP_CODES = {
     404: "not_found",
@@ -31,11 +34,25 @@ def error_response(error: TwostrokeError) -> Response:
     return json_response(known.body, known.status, known.headers)
 
 
-def protocol_error_response(error: HTTPException) -> Response:
-    body = {
+def refusal(error: TwostrokeError | HTTPException, scope: Scope) -> Response:
+    """The answer in the form of the API that was asked."""
+    if isinstance(error, TwostrokeError):
+        known = to_http(error)
+        status, told, headers = known.status, known.body["error"], known.headers
+    else:
+        status, told, headers = error.status_code, _protocol_error(error), dict(error.headers or {})
+    path = scope["path"]
+    if path == anthropic_errors.PATH or path.startswith(anthropic_errors.PATH + "/"):
+        state = scope.get("state", {})
+        request_id = state.get("client_request_id") or state.get("request_id", "")
+        return json_response(anthropic_errors.body_of(status, told, request_id), status, headers)
+    return json_response({"error": told}, status, headers)
+
+
+def _protocol_error(error: HTTPException) -> dict[str, str | None]:
+    return {
         "message": error.detail,
         "type": "invalid_request_error",
         "param": None,
         "code": HTTP_CODES.get(error.status_code, "http_error"),
     }
-    return json_response({"error": body}, error.status_code, error.headers)

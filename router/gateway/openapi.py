@@ -6,101 +6,92 @@ validates real answers against this document notices what is missing here.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from twostroke import __version__
+from twostroke.router.gateway import anthropic_schema, responses_schema
+from twostroke.router.gateway.anthropic_schema import CountBody, MessagesBody
+from twostroke.router.gateway.json_schema import (
+    COUNT,
+    NULL,
+    NUMBER,
+    REPORT,
+    STRING,
+    Json,
+    list_of,
+    object_of,
+    or_null,
+    ref,
+)
+from twostroke.router.gateway.openapi_typed import TYPED_ANSWERS
+from twostroke.router.gateway.responses_schema import InputTokensBody, ResponsesBody
 from twostroke.router.gateway.schema import IGNORED, UNSERVED, ChatBody, CompletionBody
 from twostroke.router.gateway.tokens import DetokenizeBody, TokenizeChatBody, TokenizeTextBody
 
-Json = dict[str, Any]
-
 _TYPES = {dict: "object", bool: "boolean", str: "string"}
-_STRING: Json = {"type": "string"}
-_COUNT: Json = {"type": "integer", "minimum": 0}
-_NULL: Json = {"type": "null"}
 _FINISH: Json = {"enum": ["stop", "length"]}
-
-
-def _object(optional: Mapping[str, Json] | None = None, /, **required: Json) -> Json:
-    return {
-        "type": "object",
-        "properties": {**required, **(optional or {})},
-        "required": list(required),
-        "additionalProperties": False,
-    }
-
-
-def _ref(name: str) -> Json:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _list(items: Json) -> Json:
-    return {"type": "array", "items": items}
-
-
-def _or_null(schema: Json) -> Json:
-    return {"anyOf": [schema, _NULL]}
-
-
-_NUMBER: Json = {"type": "number"}
-_PROMPT_LOGPROBS = {"prompt_logprobs": _or_null(_list(_or_null({"type": "object"})))}
+_PROMPT_LOGPROBS = {"prompt_logprobs": or_null(list_of(or_null({"type": "object"})))}
 """With `prompt_logprobs`: of the answer to a chat, of each choice of a completion."""
 
 
 def _answer(kind: str, choice: Json) -> Json:
     """An answer, or a chunk: a chunk has no usage unless it was asked for, and then null in all but the last."""
-    common = {"id": _STRING, "object": {"const": kind}, "created": _COUNT, "model": _STRING}
-    report = {"twostroke": {"type": "object", "description": "With `x-twostroke-report: 1`: where the time went."}}
-    usage = {"usage": _or_null(_ref("Usage"))}
-    return _object({**usage, **report, **_PROMPT_LOGPROBS}, **common, system_fingerprint=_STRING, choices=_list(choice))
+    common = {"id": STRING, "object": {"const": kind}, "created": COUNT, "model": STRING}
+    usage = {"usage": or_null(ref("Usage"))}
+    return object_of(
+        {**usage, "twostroke": REPORT, **_PROMPT_LOGPROBS}, **common, system_fingerprint=STRING, choices=list_of(choice)
+    )
 
 
-_TOKEN = {"token": _STRING, "logprob": _NUMBER, "bytes": _list(_COUNT)}
-_CHAT_LOGPROBS = _or_null(
-    _object(content=_list(_object(**_TOKEN, top_logprobs=_list(_object(**_TOKEN)))), refusal=_NULL)
+_TOKEN = {"token": STRING, "logprob": NUMBER, "bytes": list_of(COUNT)}
+_CHAT_LOGPROBS = or_null(
+    object_of(content=list_of(object_of(**_TOKEN, top_logprobs=list_of(object_of(**_TOKEN)))), refusal=NULL)
 )
-_TEXT_LOGPROBS = _or_null(
-    _object(
-        tokens=_list(_STRING),
-        token_logprobs=_list(_or_null(_NUMBER)),
-        top_logprobs=_list(_or_null({"type": "object", "additionalProperties": _NUMBER})),
-        text_offset=_list(_COUNT),
+_TEXT_LOGPROBS = or_null(
+    object_of(
+        tokens=list_of(STRING),
+        token_logprobs=list_of(or_null(NUMBER)),
+        top_logprobs=list_of(or_null({"type": "object", "additionalProperties": NUMBER})),
+        text_offset=list_of(COUNT),
     )
 )
-_DELTA = _object({"role": {"const": "assistant"}, "content": _STRING})
-_MESSAGE = _object(role={"const": "assistant"}, content=_STRING, refusal=_NULL)
+_DELTA = object_of({"role": {"const": "assistant"}, "content": STRING})
+_MESSAGE = object_of(role={"const": "assistant"}, content=STRING, refusal=NULL)
+
 
 _ANSWERS: dict[str, Json] = {
-    "Error": _object(
-        error=_object(message=_STRING, type=_STRING, param=_or_null(_STRING), code=_STRING),
+    **TYPED_ANSWERS,
+    "Error": object_of(
+        error=object_of(message=STRING, type=STRING, param=or_null(STRING), code=STRING),
     ),
-    "Usage": _object(
-        prompt_tokens=_COUNT,
-        completion_tokens=_COUNT,
-        total_tokens=_COUNT,
-        prompt_tokens_details=_object(cached_tokens=_COUNT),
+    "Usage": object_of(
+        prompt_tokens=COUNT,
+        completion_tokens=COUNT,
+        total_tokens=COUNT,
+        prompt_tokens_details=object_of(cached_tokens=COUNT),
     ),
     "ChatCompletion": _answer(
-        "chat.completion", _object(index=_COUNT, message=_MESSAGE, logprobs=_CHAT_LOGPROBS, finish_reason=_FINISH)
+        "chat.completion", object_of(index=COUNT, message=_MESSAGE, logprobs=_CHAT_LOGPROBS, finish_reason=_FINISH)
     ),
     "ChatCompletionChunk": _answer(
         "chat.completion.chunk",
-        _object(index=_COUNT, delta=_DELTA, logprobs=_CHAT_LOGPROBS, finish_reason=_or_null(_FINISH)),
+        object_of(index=COUNT, delta=_DELTA, logprobs=_CHAT_LOGPROBS, finish_reason=or_null(_FINISH)),
     ),
     "Completion": _answer(
         "text_completion",
-        _object(_PROMPT_LOGPROBS, index=_COUNT, text=_STRING, logprobs=_TEXT_LOGPROBS, finish_reason=_or_null(_FINISH)),
+        object_of(_PROMPT_LOGPROBS, index=COUNT, text=STRING, logprobs=_TEXT_LOGPROBS, finish_reason=or_null(_FINISH)),
     ),
-    "Model": _object(id=_STRING, object={"const": "model"}, created=_COUNT, owned_by=_STRING, max_model_len=_COUNT),
-    "ModelList": _object(object={"const": "list"}, data=_list(_ref("Model"))),
-    "Tokenized": _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT), token_strs=_or_null(_list(_STRING))),
-    "Detokenized": _object(prompt=_STRING),
-    "Live": _object(status={"const": "live"}),
-    "Ready": _object(status={"const": "ready"}, prefill_workers=_COUNT, decode_workers=_COUNT),
+    "Model": object_of(id=STRING, object={"const": "model"}, created=COUNT, owned_by=STRING, max_model_len=COUNT),
+    "ModelList": object_of(object={"const": "list"}, data=list_of(ref("Model"))),
+    "Tokenized": object_of(
+        count=COUNT, max_model_len=COUNT, tokens=list_of(COUNT), token_strs=or_null(list_of(STRING))
+    ),
+    "Detokenized": object_of(prompt=STRING),
+    "Live": object_of(status={"const": "live"}),
+    "Ready": object_of(status={"const": "ready"}, prefill_workers=COUNT, decode_workers=COUNT),
 }
 
 _REFUSALS = {
@@ -118,29 +109,36 @@ _REFUSALS = {
 }
 
 
-def _body_schema(kind: type[BaseModel], *, generates: bool) -> tuple[Json, dict[str, Json]]:
+def _body_schema(
+    kind: type[BaseModel], ignored: Mapping[str, type], unserved: Mapping[str, tuple[object, ...]]
+) -> tuple[Json, dict[str, Json]]:
     """(schema, the schemas it refers to)."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     inner: dict[str, Json] = schema.pop("$defs", {})
     required = schema.get("required", [])
     fields: dict[str, Json] = {}
     for name, field in schema["properties"].items():
-        fields[name] = field if name in required or _NULL in field.get("anyOf", []) else _or_null(field)
-    if generates:
-        fields.update({name: _or_null({"type": _TYPES[kind]}) for name, kind in IGNORED.items()})
-        fields.update({name: {"enum": [*values, None]} for name, values in UNSERVED.items() if name not in fields})
+        fields[name] = field if name in required or NULL in field.get("anyOf", []) else or_null(field)
+    fields.update({name: or_null({"type": _TYPES[kind]}) for name, kind in ignored.items()})
+    fields.update({name: {"enum": [*values, None]} for name, values in unserved.items() if name not in fields})
     return {**schema, "properties": fields}, inner
 
 
 _BODIES: dict[str, Json] = {}
-for _kind, _generates in (
-    (ChatBody, True),
-    (CompletionBody, True),
-    (TokenizeTextBody, False),
-    (TokenizeChatBody, False),
-    (DetokenizeBody, False),
-):
-    _schema, _inner = _body_schema(_kind, generates=_generates)
+_FOREIGN: tuple[tuple[type[BaseModel], Mapping[str, type], Mapping[str, tuple[object, ...]]], ...] = (
+    (ChatBody, IGNORED, UNSERVED),
+    (CompletionBody, IGNORED, UNSERVED),
+    (ResponsesBody, responses_schema.IGNORED, responses_schema.UNSERVED),
+    (InputTokensBody, responses_schema.IGNORED, responses_schema.UNSERVED),
+    (MessagesBody, anthropic_schema.IGNORED, anthropic_schema.UNSERVED),
+    (CountBody, anthropic_schema.IGNORED, anthropic_schema.UNSERVED),
+    (TokenizeTextBody, {}, {}),
+    (TokenizeChatBody, {}, {}),
+    (DetokenizeBody, {}, {}),
+)
+"""A body with the fields that it takes beside its own: those that are ignored, and those that may ask for nothing."""
+for _kind, _ignored, _unserved in _FOREIGN:
+    _schema, _inner = _body_schema(_kind, _ignored, _unserved)
     _BODIES |= {_kind.__name__: _schema, **_inner}
 
 
@@ -149,14 +147,19 @@ def _content(kind: str, schema: Json) -> Json:
 
 
 def _response(description: str, name: str) -> Json:
-    return {"description": description, **_content("application/json", _ref(name))}
+    return {"description": description, **_content("application/json", ref(name))}
 
 
-def _refusals(*statuses: str) -> Json:
-    return {status: _response(_REFUSALS[status], "Error") for status in statuses}
+def _refusals(*statuses: str, form: str = "Error") -> Json:
+    return {status: _response(_REFUSALS[status], form) for status in statuses}
 
 
-def _post(summary: str, body: Json, answer: Json, *statuses: str) -> Json:
+_ANYWHERE = ("400", "404", "408", "413", "415", "500", "503")
+_WHEN_GENERATING = ("429", "499", "502", "504")
+
+
+def _post(summary: str, body: Json, answer: Json, *statuses: str, form: str = "Error") -> Json:
+    """`form`: the schema of refusals."""
     request_id = {
         "name": "x-request-id",
         "in": "header",
@@ -167,7 +170,7 @@ def _post(summary: str, body: Json, answer: Json, *statuses: str) -> Json:
         "summary": summary,
         "parameters": [request_id],
         "requestBody": {"required": True, **_content("application/json", body)},
-        "responses": {"200": answer, **_refusals("400", "404", "408", "413", "415", "500", "503", *statuses)},
+        "responses": {"200": answer, **_refusals(*_ANYWHERE, *statuses, form=form)},
     }
 
 
@@ -176,22 +179,40 @@ def _generating(summary: str, body: str, whole: str, chunk: str) -> Json:
     answer["content"]["text/event-stream"] = {
         "schema": {"type": "string", "description": f"`data: ` lines, each a {chunk} (or an Error, and the end)."}
     }
-    return _post(summary, _ref(body), answer, "429", "499", "502", "504")
+    return _post(summary, ref(body), answer, *_WHEN_GENERATING)
+
+
+def _telling(summary: str, body: str, whole: str, last: str, form: str) -> Json:
+    """An endpoint whose stream is of events with names; `last` is what a failure is told by."""
+    answer = _response("The answer; with `stream` as events.", whole)
+    told = f"`event: ` and `data: ` lines, the data a {whole}Event; a failure is the last, {last}."
+    answer["content"]["text/event-stream"] = {"schema": {"type": "string", "description": told}}
+    return _post(summary, ref(body), answer, *_WHEN_GENERATING, form=form)
 
 
 OPERATIONS: dict[str, Json] = {
     "/v1/chat/completions": _generating("Answer a chat", "ChatBody", "ChatCompletion", "ChatCompletionChunk"),
     "/v1/completions": _generating("Go on with one prompt or several", "CompletionBody", "Completion", "Completion"),
+    "/v1/responses": _telling(
+        "Answer a chat (nothing is stored)", "ResponsesBody", "Response", "`response.failed`", "Error"
+    ),
+    "/v1/responses/input_tokens": _post(
+        "The length of a chat's prompt", ref("InputTokensBody"), _response("In tokens.", "InputTokens")
+    ),
+    "/v1/messages": _telling("Answer a chat", "MessagesBody", "Message", "`error`", "MessageError"),
+    "/v1/messages/count_tokens": _post(
+        "The length of a chat's prompt", ref("CountBody"), _response("In tokens.", "TokenCount"), form="MessageError"
+    ),
     "/tokenize": _post(
         "The ids of a text or a chat",
-        {"anyOf": [_ref("TokenizeTextBody"), _ref("TokenizeChatBody")]},
+        {"anyOf": [ref("TokenizeTextBody"), ref("TokenizeChatBody")]},
         _response("The ids.", "Tokenized"),
     ),
-    "/detokenize": _post("The text of ids", _ref("DetokenizeBody"), _response("The text.", "Detokenized")),
+    "/detokenize": _post("The text of ids", ref("DetokenizeBody"), _response("The text.", "Detokenized")),
     "/v1/models": {"summary": "The model", "responses": {"200": _response("One, or none yet.", "ModelList")}},
     "/v1/models/{model:path}": {
         "summary": "One model",
-        "parameters": [{"name": "model", "in": "path", "required": True, "schema": _STRING}],
+        "parameters": [{"name": "model", "in": "path", "required": True, "schema": STRING}],
         "responses": {"200": _response("The model.", "Model"), **_refusals("400", "404")},
     },
     "/health/live": {"summary": "The process runs", "responses": {"200": _response("Always.", "Live")}},
@@ -201,7 +222,7 @@ OPERATIONS: dict[str, Json] = {
     },
     "/metrics": {
         "summary": "Prometheus metrics",
-        "responses": {"200": {"description": "Text format.", **_content("text/plain", _STRING)}},
+        "responses": {"200": {"description": "Text format.", **_content("text/plain", STRING)}},
     },
 }
 """Path, as it is routed, to its operation."""

@@ -178,6 +178,8 @@ class Ask:
     salt: str
     max_tokens_field: str = "max_tokens"
     """What the client calls it."""
+    prompt_field: str = "messages"
+    """Where a chat stands in the body."""
     prompt_top: int | None = None
     """`prompt_logprobs` as asked for; an echo with log-probabilities raises that of `params`."""
 

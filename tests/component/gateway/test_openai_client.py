@@ -1,9 +1,7 @@
-"""The official client, synchronous and not, streaming and not, against the gateway."""
-
-import asyncio
+"""The official client, streaming and not, against the gateway; the synchronous one is in test_synchronous_clients."""
 
 import pytest
-from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI, RateLimitError
+from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, RateLimitError
 
 from tests.gateway_server import gateway
 from twostroke.cluster.core.errors import Overloaded
@@ -76,19 +74,23 @@ async def test_completions() -> None:
     assert all(chunk.usage is None for chunk in chunks)
 
 
-async def test_the_synchronous_client() -> None:
-    def ask(url: str) -> list[str]:
-        with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=10) as client:
-            model = client.models.list().data[0].id
-            assert client.models.retrieve(model).id == model
-            whole = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Hi"}])
-            stream = client.chat.completions.create(
-                model=model, messages=[{"role": "user", "content": "Hi"}], stream=True
-            )
-            return [whole.choices[0].message.content or "", "".join(c.choices[0].delta.content or "" for c in stream)]
-
-    async with gateway(answers=[ANSWER]) as server:
-        assert await asyncio.to_thread(ask, server.url) == [ANSWER, ANSWER]
+async def test_the_streaming_helper() -> None:
+    async with gateway(answers=[ANSWER]) as server, client_of(server.url) as client:
+        async with client.chat.completions.stream(
+            model="fake", messages=[{"role": "user", "content": "Hi"}], stream_options={"include_usage": True}
+        ) as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_completion()
+        raw = await client.chat.completions.with_raw_response.create(
+            model="fake", messages=[{"role": "user", "content": "Hi"}]
+        )
+    whole = raw.parse()
+    assert {"chunk", "content.delta", "content.done"} <= set(kinds)
+    assert final.choices[0].message.content == whole.choices[0].message.content == ANSWER
+    assert final.choices[0].finish_reason == "stop"
+    assert final.usage is not None
+    assert whole.usage is not None
+    assert final.usage.completion_tokens == whole.usage.completion_tokens
 
 
 async def test_errors_reach_the_client_as_its_own_kinds() -> None:

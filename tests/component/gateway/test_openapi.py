@@ -5,8 +5,12 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.gateway_server import CHAT, COMPLETION, events, gateway
+from tests.gateway_server import CHAT, COMPLETION, events, events_of, gateway
+from twostroke.cluster.core.errors import PeerLost
 
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+INPUT_TOKENS = f"{RESPONSES}/input_tokens"
+COUNT = f"{MESSAGES}/count_tokens"
 USER = {"role": "user", "content": "Hi"}
 GOOD: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"model": "fake", "messages": [USER], "max_tokens": 2}),
@@ -19,6 +23,13 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     (COMPLETION, {"model": "fake", "prompt": [1, 2], "stop": "x", "stop_token_ids": [5], "timeout": 5}),
     (CHAT, {"model": "fake", "messages": [USER], "logprobs": True, "top_logprobs": 2, "max_tokens": 2}),
     (COMPLETION, {"model": "fake", "prompt": ["a", "bc"], "n": 2, "logprobs": 2, "echo": True, "max_tokens": 2}),
+    (RESPONSES, {"model": "fake", "input": "Hi", "max_output_tokens": 2, "instructions": "x", "metadata": {"a": "b"}}),
+    (RESPONSES, {"model": "fake", "input": [USER], "store": False, "tools": [], "user": "u", "temperature": None}),
+    (RESPONSES, {"model": "fake", "input": "Hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+    (INPUT_TOKENS, {"model": "fake", "input": "Hi", "instructions": "x", "tools": None}),
+    (MESSAGES, {"model": "fake", "messages": [USER], "max_tokens": 2, "system": "x", "metadata": {"user_id": "u"}}),
+    (MESSAGES, {"model": "fake", "messages": [USER], "max_tokens": 50, "stop_sequences": ["wor"], "top_k": 5}),
+    (COUNT, {"model": "fake", "messages": [USER], "tools": []}),
     ("/tokenize", {"prompt": "a", "return_token_strs": True}),
     ("/tokenize", {"model": "fake", "messages": [USER]}),
     ("/detokenize", {"tokens": [1, 2]}),
@@ -36,6 +47,17 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     (COMPLETION, {"model": "fake", "prompt": "x", "n": 0}),
     (COMPLETION, {"model": "fake", "prompt": "x", "temperature": 3}),
     (COMPLETION, {"model": "fake", "prompt": "x", "top_p": 0}),
+    (RESPONSES, {"model": "fake"}),
+    (RESPONSES, {"model": "fake", "input": []}),
+    (RESPONSES, {"model": "fake", "input": "x", "store": True}),
+    (RESPONSES, {"model": "fake", "input": "x", "max_tokens": 5}),
+    (RESPONSES, {"model": "fake", "input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+    (INPUT_TOKENS, {"model": "fake", "input": "x", "previous_response_id": "resp_1"}),
+    (MESSAGES, {"model": "fake", "messages": [USER]}),
+    (MESSAGES, {"model": "fake", "messages": [USER], "max_tokens": 0}),
+    (MESSAGES, {"model": "fake", "messages": [{**USER, "role": "system"}], "max_tokens": 5}),
+    (MESSAGES, {"model": "fake", "messages": [USER], "max_tokens": 5, "tools": [{"name": "f"}]}),
+    (COUNT, {"model": "fake", "messages": [USER], "max_tokens": 5}),
     ("/tokenize", {}),
     ("/detokenize", {"tokens": "x"}),
 ]
@@ -59,7 +81,12 @@ async def test_good_bodies_and_their_answers_are_described() -> None:
             assert answer.status_code == 200, (path, body, answer.text)
             content = document["paths"][path]["post"]["responses"]["200"]["content"]
             check(document, content["application/json"]["schema"], answer.json())
-            if "text/event-stream" in content:
+            if path in (RESPONSES, MESSAGES):
+                kind = "ResponseEvent" if path == RESPONSES else "MessageEvent"
+                streamed = await server.post(path, {**body, "stream": True}, x_twostroke_report="1")
+                for _, event in events_of(streamed.text):
+                    check(document, {"$ref": f"#/components/schemas/{kind}"}, event)
+            elif "text/event-stream" in content:
                 kind = "ChatCompletionChunk" if path == CHAT else "Completion"
                 options = {"stream": True, "stream_options": {"include_usage": True}}
                 streamed = await server.post(path, {**body, **options}, x_twostroke_report="1")
@@ -76,7 +103,24 @@ async def test_what_the_document_excludes_is_refused_as_it_says(path: str, body:
         ).is_valid(body)
         answer = await server.post(path, body)
         assert answer.status_code == 400
-        check(document, {"$ref": "#/components/schemas/Error"}, answer.json())
+        form = document["paths"][path]["post"]["responses"]["400"]["content"]["application/json"]["schema"]
+        assert form["$ref"].endswith("MessageError" if path.startswith(MESSAGES) else "Error")
+        check(document, form, answer.json())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        (RESPONSES, {"model": "fake", "input": "Hi"}, "ResponseEvent"),
+        (MESSAGES, {"model": "fake", "messages": [USER], "max_tokens": 50}, "MessageEvent"),
+    ],
+)
+async def test_the_events_of_a_failure_are_described(path: str, body: dict[str, Any], kind: str) -> None:
+    async with gateway(failure=PeerLost("gone"), fail_at=3) as server:
+        document = (await server.client.get("/openapi.json")).json()
+        streamed = await server.post(path, {**body, "stream": True})
+    for _, event in events_of(streamed.text):
+        check(document, {"$ref": f"#/components/schemas/{kind}"}, event)
 
 
 async def test_every_route_is_described_and_every_reference_leads_somewhere() -> None:
@@ -88,7 +132,18 @@ async def test_every_route_is_described_and_every_reference_leads_somewhere() ->
             check(document, schema, (await server.client.get(path)).json())
     assert document["openapi"].startswith("3.1")
     assert set(document["paths"]) == {
-        *(CHAT, COMPLETION, "/tokenize", "/detokenize", "/v1/models", "/v1/models/{model}"),
+        *(
+            CHAT,
+            COMPLETION,
+            RESPONSES,
+            INPUT_TOKENS,
+            MESSAGES,
+            COUNT,
+            "/tokenize",
+            "/detokenize",
+            "/v1/models",
+            "/v1/models/{model}",
+        ),
         *("/health/live", "/health/ready", "/metrics"),
     }
     names = document["components"]["schemas"]

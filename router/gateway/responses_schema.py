@@ -1,0 +1,237 @@
+"""The fields of `/v1/responses`, by the rules of `router.gateway.schema`.
+
+Stateless: a response is not kept, so `store: true`, `previous_response_id` and `conversation` are refused, and the
+client sends the whole conversation as `input`, earlier outputs among it as they came.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from twostroke.cluster.config import LimitsSection
+from twostroke.cluster.core.errors import InvalidRequest
+from twostroke.cluster.core.logprobs import MAX_TOP
+from twostroke.router.chat_template import ChatOptions, Message
+from twostroke.router.gateway.content import read_messages
+from twostroke.router.gateway.renaming import renamed
+from twostroke.router.gateway.schema import Ask, Chat, StreamOptions, validate
+from twostroke.router.prepare import GenerateParams, check_params
+
+IGNORED: Mapping[str, type] = {
+    "parallel_tool_calls": bool,
+    "prompt_cache_key": str,
+    "prompt_cache_options": dict,
+    "prompt_cache_retention": str,
+    "safety_identifier": str,
+    "user": str,
+}
+
+UNSERVED: Mapping[str, tuple[object, ...]] = {
+    "access_programs": (),
+    "background": (False,),
+    "background_options": (),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "max_tool_calls": (),
+    "moderation": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "reasoning": ({},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "text": ({}, {"format": {"type": "text"}}),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncation": ("disabled",),
+}
+"""Field to the values that ask for nothing, null aside."""
+
+STATEFUL = ("store", "previous_response_id", "conversation")
+MAX_OUTPUT = "max_output_tokens"
+LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
+"""What `include` may name. Of reasoning there is none, so nothing is encrypted."""
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
+"""OpenAI's own limits."""
+
+_TEXT_PARTS = {
+    "input_text": {"type", "text", "prompt_cache_breakpoint"},
+    "output_text": {"type", "text", "annotations", "logprobs"},
+}
+"""Kind of a part to the fields it may have; all but the text mean nothing here."""
+_FROM_AN_OUTPUT = frozenset({"id", "phase", "status", "type"})
+"""What an output item that is sent back has besides role and content."""
+_PART = {"type": "object", "properties": {"type": {"enum": list(_TEXT_PARTS)}, "text": {"type": "string"}}}
+_ITEM = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "type": {"const": "message"},
+        "role": {"enum": ["system", "developer", "user", "assistant"]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]},
+    },
+}
+_INPUT = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _ITEM}]}
+_INCLUDE = {"type": "array", "items": {"enum": list(INCLUDABLE)}}
+_METADATA = {"type": "object", "maxProperties": MAX_METADATA, "additionalProperties": {"type": "string"}}
+
+
+class InputTokensBody(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    model: str
+    input: Annotated[object, WithJsonSchema(_INPUT)]
+    instructions: str | None = None
+
+
+class ResponsesBody(InputTokensBody):
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    include: Annotated[object, WithJsonSchema(_INCLUDE)] = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
+    metadata: Annotated[object, WithJsonSchema(_METADATA)] = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    top_k: Annotated[int, Field(ge=-1)] = 0
+    seed: int | None = None
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesAsk(Ask):
+    instructions: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+def parse_responses(body: dict[str, object], limits: LimitsSection) -> ResponsesAsk:
+    """Raises InvalidRequest naming the field."""
+    parsed = _validate(ResponsesBody, body)
+    if parsed.stream_options is not None and not parsed.stream:
+        raise InvalidRequest("stream_options needs stream to be true", "stream_options")
+    params = GenerateParams(
+        max_tokens=parsed.max_output_tokens,
+        temperature=parsed.temperature,
+        top_p=parsed.top_p,
+        top_k=parsed.top_k,
+        seed=parsed.seed,
+        timeout_s=parsed.timeout,
+        logprobs=_logprobs(parsed),
+    )
+    with renamed({"max_tokens": MAX_OUTPUT}):
+        check_params(params, limits)
+    return ResponsesAsk(
+        model=parsed.model,
+        prompt=_conversation(parsed, limits),
+        params=params,
+        streamed=parsed.stream,
+        include_usage=True,
+        salt=parsed.cache_salt,
+        max_tokens_field=MAX_OUTPUT,
+        prompt_field="input",
+        instructions=parsed.instructions,
+        metadata=_metadata(parsed.metadata),
+    )
+
+
+def parse_input_tokens(body: dict[str, object], limits: LimitsSection) -> Ask:
+    """As much of a request as decides how many tokens its prompt has. Raises InvalidRequest naming the field."""
+    parsed = _validate(InputTokensBody, body)
+    return Ask(
+        model=parsed.model,
+        prompt=_conversation(parsed, limits),
+        params=GenerateParams(),
+        streamed=False,
+        include_usage=False,
+        salt="",
+        prompt_field="input",
+    )
+
+
+Body = TypeVar("Body", bound=InputTokensBody)
+
+
+def _validate(kind: type[Body], body: dict[str, object]) -> Body:
+    for name in STATEFUL:
+        if body.get(name) not in (None, False):
+            raise InvalidRequest(
+                f"nothing is stored here, so {name} cannot be served; send the whole conversation as input", name
+            )
+    return validate(kind, body, UNSERVED, IGNORED)
+
+
+def _conversation(body: InputTokensBody, limits: LimitsSection) -> Chat:
+    messages = _messages(body.input, limits)
+    if body.instructions is not None:
+        messages = [{"role": "system", "content": body.instructions}, *messages]
+    return Chat(messages, ChatOptions())
+
+
+def _messages(value: object, limits: LimitsSection) -> list[Message]:
+    if isinstance(value, str):
+        value = [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise InvalidRequest("input must be a string or a list of items", "input")
+    plain = [_plain(item, f"input[{index}]") for index, item in enumerate(value)]
+    return read_messages(plain, limits.max_messages, "input")
+
+
+def _plain(item: object, path: str) -> object:
+    """A message item as `/v1/chat/completions` would have it; what is no object is left to `read_messages`."""
+    if not isinstance(item, dict):
+        return item
+    kind = item.get("type", "message")
+    if kind != "message":
+        raise InvalidRequest(f"items of type {str(kind)[:64]!r} are not supported here, only messages", f"{path}.type")
+    message = {name: value for name, value in item.items() if name not in _FROM_AN_OUTPUT}
+    content = message.get("content")
+    if isinstance(content, list):
+        message["content"] = [_part(part, f"{path}.content[{index}]") for index, part in enumerate(content)]
+    return message
+
+
+def _part(part: object, path: str) -> object:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(part, dict) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
+        wanted = " and ".join(_TEXT_PARTS)
+        raise InvalidRequest(f"only parts of type {wanted} are supported, not {str(kind)[:64]!r}", f"{path}.type")
+    unknown = next((name for name in part if name not in _TEXT_PARTS[kind]), None)
+    if unknown is not None:
+        raise InvalidRequest("this field of a part is not supported here", f"{path}.{unknown[:128]}")
+    return {"type": "text", "text": part.get("text")}
+
+
+def _logprobs(body: ResponsesBody) -> int | None:
+    """How many alternatives; None when no log-probabilities are asked for."""
+    include = [] if body.include is None else body.include
+    if not isinstance(include, list):
+        raise InvalidRequest("include must be a list", "include")
+    for index, name in enumerate(include):
+        if name not in INCLUDABLE:
+            raise InvalidRequest(f"include may name {' and '.join(INCLUDABLE)} here", f"include[{index}]")
+    if LOGPROBS in include:
+        return body.top_logprobs
+    if body.top_logprobs:
+        raise InvalidRequest(f"top_logprobs needs include to name {LOGPROBS}", "top_logprobs")
+    return None
+
+
+def _metadata(value: object) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or len(value) > MAX_METADATA:
+        raise InvalidRequest(f"metadata must be an object of at most {MAX_METADATA} strings", "metadata")
+    for name, text in value.items():
+        if not 1 <= len(name) <= MAX_METADATA_KEY or not isinstance(text, str) or len(text) > MAX_METADATA_VALUE:
+            raise InvalidRequest(
+                f"a name in metadata has at most {MAX_METADATA_KEY} characters, a value is a string of at most "
+                f"{MAX_METADATA_VALUE}",
+                f"metadata.{name[:MAX_METADATA_KEY]}",
+            )
+    return value
