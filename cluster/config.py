@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from twostroke.cluster.core.errors import ConfigError
+from twostroke.cluster.core.logprobs import MAX_TOP
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[int, Field(ge=1)]
@@ -140,6 +141,9 @@ class LimitsSection(Section):
     max_stop_characters: Positive = 1024
     max_stop_tokens: Positive = 256
     max_salt_characters: Positive = 256
+    max_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] = MAX_TOP
+    """Alternatives for each token, of the answer or of the prompt."""
+    max_logit_biases: Positive = 1024
 
 
 class TemplatesSection(Section):
@@ -243,13 +247,34 @@ def parse_config(data: object) -> Config:
 
 def load_config(path: Path) -> Config:
     """Read a YAML file. Raises ConfigError, also for a file that cannot be read or is not YAML."""
+    return parse_config(_read_yaml(path))
+
+
+def _read_yaml(path: Path) -> object:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError([f"{path}: {error.strerror or error}"]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: {error}"]) from None
-    return parse_config(data)
+
+
+STORED = {"ray": ("drain_s",), "redis": ("url",)}
+
+
+def load_stored(path: Path) -> Config:
+    """Of the configuration that a running cluster keeps, the name and what `STORED` names, with defaults for all else:
+    another version may have written it, with fields that this one does not know. Raises ConfigError.
+    """
+    data = _read_yaml(path)
+    if not isinstance(data, dict):
+        raise ConfigError([f"{path}: not a mapping"])
+    known: dict[str, object] = {"cluster": data["cluster"]} if "cluster" in data else {}
+    for section, names in STORED.items():
+        fields = data.get(section)
+        if isinstance(fields, dict):
+            known[section] = {name: fields[name] for name in names if name in fields}
+    return parse_config(known)
 
 
 def dump_config(config: Config) -> str:

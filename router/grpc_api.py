@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import grpc
 import structlog
+from google.protobuf.json_format import MessageToDict
 
 from twostroke.cluster.config import RouterSection
 from twostroke.cluster.core.errors import InternalError, InvalidRequest, TwostrokeError
@@ -27,7 +28,7 @@ from twostroke.proto.v1 import inference_pb2 as pb
 from twostroke.router.chat_template import ChatOptions
 from twostroke.router.gateway.content import read_messages
 from twostroke.router.gateway.encode import Encoder
-from twostroke.router.gateway.schema import Chat
+from twostroke.router.gateway.schema import Chat, read_chat_options
 from twostroke.router.prepare import GenerateParams, check_params, prepare, serving
 from twostroke.router.request import (
     ChoiceEnd,
@@ -201,7 +202,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             case "chat":
                 field, limits = "chat.messages", self._config.limits
                 plain = [_plain(message) for message in request.chat.messages]
-                chat = Chat(read_messages(plain, limits.max_messages, field), ChatOptions())
+                chat = Chat(read_messages(plain, limits.max_messages, field), _chat_options(request.chat))
                 return (field, *await self._encoder.chat(chat, model, field))
             case "token_ids" if isinstance(request, pb.GenerateRequest):
                 return "token_ids", list(request.token_ids.ids), ""
@@ -222,6 +223,19 @@ def _load(worker: WorkerLoad) -> pb.WorkerLoad:
     return load
 
 
+def _chat_options(chat: pb.ChatMessages) -> ChatOptions:
+    asked = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None
+    try:
+        variables = MessageToDict(chat.chat_template_kwargs)
+    except ValueError as error:  # a number that JSON has no name for
+        raise InvalidRequest(f"chat_template_kwargs: {error}", "chat.chat_template_kwargs") from None
+    try:
+        return read_chat_options(asked, chat.continue_final_message, variables)
+    except InvalidRequest as error:
+        error.field = f"chat.{error.field}"
+        raise
+
+
 def _plain(message: pb.ChatMessage) -> dict[str, object]:
     """As JSON would have it."""
     return {"role": message.role, "content": message.content}
@@ -237,6 +251,7 @@ def _params(request: pb.GenerateRequest, remaining_s: float | None) -> GenerateP
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         logit_bias=tuple(request.logit_bias.items()),
+        priority=request.priority,
     )
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from twostroke.cluster.config import LimitsSection, RouterSection
 from twostroke.cluster.core.errors import ContextOverflow, InvalidRequest, Unavailable, UnknownModel
 from twostroke.cluster.core.ids import RequestId, new_request_id
-from twostroke.cluster.core.logprobs import MAX_TOP
 from twostroke.cluster.core.random import draw_seed
 from twostroke.cluster.core.sampling import SamplingParams
 from twostroke.cluster.telemetry.logs import MAX_CLIENT_ID
@@ -24,7 +23,6 @@ from twostroke.router.request import GenerateRequest, Generator, ServedModel
 from twostroke.router.tokenizer import Tokenizer
 
 MAX_PRIORITY = 1000
-MAX_BIASES = 1024
 MAX_BIAS = 100
 _SEED_MASK = (1 << 64) - 1
 
@@ -62,34 +60,35 @@ class GenerateParams:
 def check_params(params: GenerateParams, limits: LimitsSection) -> None:
     """Raises InvalidRequest naming the first parameter that is out of its range."""
     if params.max_tokens is not None:
-        _check("max_tokens", params.max_tokens, 1)
-    _check("min_tokens", params.min_tokens, 0)
+        check_range("max_tokens", params.max_tokens, 1)
+    check_range("min_tokens", params.min_tokens, 0)
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise InvalidRequest(f"min_tokens {params.min_tokens} is over max_tokens {params.max_tokens}", "min_tokens")
-    _check("temperature", params.temperature, 0, 2)
-    _check("top_p", params.top_p, 0, 1, above=True)
-    _check("top_k", params.top_k, -1)
-    _check("min_p", params.min_p, 0, 1)
+    check_range("temperature", params.temperature, 0, 2)
+    check_range("top_p", params.top_p, 0, 1, above=True)
+    check_range("top_k", params.top_k, -1)
+    check_range("min_p", params.min_p, 0, 1)
     if params.seed is not None:
-        _check("seed", params.seed, -(1 << 63), _SEED_MASK)
-    _check("presence_penalty", params.presence_penalty, -2, 2)
-    _check("frequency_penalty", params.frequency_penalty, -2, 2)
-    _check("repetition_penalty", params.repetition_penalty, 0, 10, above=True)
-    _check("n", params.n, 1, limits.max_choices)
-    _check("priority", params.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        check_range("seed", params.seed, -(1 << 63), _SEED_MASK)
+    check_range("presence_penalty", params.presence_penalty, -2, 2)
+    check_range("frequency_penalty", params.frequency_penalty, -2, 2)
+    check_range("repetition_penalty", params.repetition_penalty, 0, 10, above=True)
+    check_range("n", params.n, 1, limits.max_choices)
+    check_range("priority", params.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if params.timeout_s is not None:
-        _check("timeout_s", params.timeout_s, 0, above=True)
+        check_range("timeout_s", params.timeout_s, 0, above=True)
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None:
-            _check(name, count, 0, MAX_TOP)
-    if len(params.logit_bias) > MAX_BIASES:
-        raise InvalidRequest(f"logit_bias has at most {MAX_BIASES} tokens, not {len(params.logit_bias)}", "logit_bias")
+            check_range(name, count, 0, limits.max_logprobs)
+    most = limits.max_logit_biases
+    if len(params.logit_bias) > most:
+        raise InvalidRequest(f"logit_bias has at most {most} tokens, not {len(params.logit_bias)}", "logit_bias")
     for _, bias in params.logit_bias:
-        _check("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
+        check_range("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
     _check_stops(params, limits)
 
 
-def _check(name: str, value: float, low: float, high: float = math.inf, *, above: bool = False) -> None:
+def check_range(name: str, value: float, low: float, high: float = math.inf, *, above: bool = False) -> None:
     """`low <= value <= high`, or `low < value` with `above`; NaN and infinities are in no range."""
     if -math.inf < value < math.inf and value <= high and (value > low if above else value >= low):
         return

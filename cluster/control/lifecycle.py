@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from twostroke.cluster.config import Config, dump_config, load_config
+from twostroke.cluster.config import Config, dump_config, load_stored
 from twostroke.cluster.control import valkey
 from twostroke.cluster.control.client import workers_ready
 from twostroke.cluster.control.launch import ClusterFiles, ClusterRecord, ray_environment
@@ -49,7 +49,7 @@ def up(config: Config, files: ClusterFiles, inherited: Mapping[str, str], say: S
         record = start_ray(config, files, inherited, say)
     else:
         say("already up: scaling to the wanted sizes")
-        config = _at(config, load_config(files.config).redis.url)
+        config = _at(config, load_stored(files.config).redis.url)
     with connected(record, files, config.cluster) as client:
         say("starting the supervisor")
         client.ensure_supervisor(config, files, embedded_state=embedded, ours=bool(record.ray_pid))
@@ -104,7 +104,7 @@ def down(files: ClusterFiles, say: Say) -> bool:
     record = files.read_record()
     if record is None:
         return False
-    config = load_config(files.config)
+    config = load_stored(files.config)
     patience_s = config.ray.drain_s + STOP_TIMEOUT_S
     try:
         if is_alive(record):

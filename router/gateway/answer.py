@@ -11,7 +11,7 @@ that takes nothing for `SEND_TIMEOUT_S` is left; long before, the dispatcher has
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import orjson
@@ -55,10 +55,19 @@ START: Message = {
 }
 
 
-def submit(generator: Generator, requests: Sequence[GenerateRequest], endpoint: str) -> RequestStream:
+Reduce = Callable[[RequestStream], RequestStream]
+
+
+def submit(
+    generator: Generator,
+    requests: Sequence[GenerateRequest],
+    endpoint: str,
+    num_shown: int = 1,
+    reduce: Reduce | None = None,
+) -> RequestStream:
     """`batch.submit`; a refusal is logged, since the dispatcher counts it but logs only what it accepted."""
     try:
-        return batch.submit(generator, requests)
+        return batch.submit(generator, requests, num_shown, reduce)
     except TwostrokeError as error:
         log_request(
             log,
@@ -83,6 +92,7 @@ class Answer(Response):
         streamed: bool,
         endpoint: str,
         scores: Scores | None = None,
+        reduce: Reduce | None = None,
     ) -> None:
         """No `super().__init__`: there is no content yet, and what Response prepares is for content."""
         self.background = None
@@ -93,10 +103,13 @@ class Answer(Response):
         self._streamed = streamed
         self._endpoint = endpoint
         self._scores = scores
+        self._reduce = reduce
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            stream = submit(self._generator, self._requests, self._endpoint)
+            stream = submit(
+                self._generator, self._requests, self._endpoint, self._envelope.choices_per_prompt, self._reduce
+            )
         except TwostrokeError as error:
             await error_response(error)(scope, receive, send)
             return

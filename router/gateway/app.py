@@ -40,13 +40,14 @@ from twostroke.router.gateway.forms import ChatForm, CompletionForm, Envelope, F
 from twostroke.router.gateway.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsForm, Scores
 from twostroke.router.gateway.openapi import OPERATIONS, describe
 from twostroke.router.gateway.queries import Queries
+from twostroke.router.gateway.reduced import BestOf, PromptAlone
 from twostroke.router.gateway.responses import ResponsesTelling
 from twostroke.router.gateway.responses_schema import parse_input_tokens, parse_responses
 from twostroke.router.gateway.schema import Ask, Chat, Parser, parse_chat, parse_completion
 from twostroke.router.gateway.tokens import Tokens
 from twostroke.router.gateway.typed_answer import Telling, TypedAnswer
 from twostroke.router.prepare import prepare, serving
-from twostroke.router.request import GenerateRequest, Generator, ServedModel
+from twostroke.router.request import GenerateRequest, Generator, RequestStream, ServedModel
 from twostroke.router.tokenizer import Tokenizer
 
 log = structlog.get_logger(__name__)
@@ -200,7 +201,7 @@ class _Generating:
             created=int(self._unix_time()),
             fingerprint=system_fingerprint(read.model, self._config.default_max_tokens, read.template),
             echoes=read.echoes,
-            choices_per_prompt=ask.params.n,
+            choices_per_prompt=ask.num_shown,
             include_usage=ask.include_usage,
             include_report=_wants_report(request),
         )
@@ -212,11 +213,12 @@ class _Generating:
             streamed=ask.streamed,
             endpoint=str(request.scope["route"].path),
             scores=self._scores(ask, requests),
+            reduce=_reduction(ask),
         )
 
     def _scores(self, ask: Ask, requests: Sequence[GenerateRequest]) -> Scores | None:
         """None for an answer that is text alone, as most are."""
-        top, is_chat = ask.params.logprobs, isinstance(ask.prompt, Chat)
+        top, is_chat = ask.top, isinstance(ask.prompt, Chat)
         if top is None and ask.prompt_top is None:
             return None
         spell, text_bytes = self._tokenizer.spell, self._tokenizer.text_bytes
@@ -227,7 +229,7 @@ class _Generating:
         return Scores(
             spell,
             [request.prompt for request in requests],
-            ask.params.n,
+            ask.num_shown,
             make_form=make_form,
             echo=not isinstance(ask.prompt, Chat) and ask.prompt.echo,
             prompt_top=ask.prompt_top,
@@ -275,6 +277,12 @@ def _told_id(request: Request) -> str:
 
 def _wants_report(request: Request) -> bool:
     return request.headers.get(REPORT_HEADER) == "1"
+
+
+def _reduction(ask: Ask) -> Callable[[RequestStream], RequestStream] | None:
+    if ask.prompt_alone:
+        return PromptAlone
+    return partial(BestOf, num_shown=ask.num_shown) if ask.num_shown < ask.params.n else None
 
 
 async def _refuse(request: Request, error: Exception, metrics: RouterMetrics) -> Response:

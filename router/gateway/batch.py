@@ -7,7 +7,7 @@ a failure   of any prompt is the request's, and the others are cancelled
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -23,10 +23,22 @@ QUEUED_ITEMS = 64
 """Items that wait for the client; then the pumps wait, and the dispatcher counts what it buffers as for any stream."""
 
 
-def submit(generator: Generator, requests: Sequence[GenerateRequest]) -> RequestStream:
-    """The stream of one request, or of several as one. Raises what `generator.submit` raises."""
-    if len(requests) == 1:
-        return generator.submit(requests[0])
+def submit(
+    generator: Generator,
+    requests: Sequence[GenerateRequest],
+    num_shown: int,
+    reduce: Callable[[RequestStream], RequestStream] | None = None,
+) -> RequestStream:
+    """The stream of one request, or of several as one, with `num_shown` choices a request: fewer than it asks for when
+    `reduce` (`gateway.reduced`) leaves some out. Raises what `generator.submit` raises.
+    """
+    streams = _submit_all(generator, requests)
+    if reduce is not None:
+        streams = [reduce(stream) for stream in streams]
+    return streams[0] if len(streams) == 1 else Batch(streams, num_shown)
+
+
+def _submit_all(generator: Generator, requests: Sequence[GenerateRequest]) -> list[RequestStream]:
     streams: list[RequestStream] = []
     for request in requests:
         try:
@@ -35,7 +47,7 @@ def submit(generator: Generator, requests: Sequence[GenerateRequest]) -> Request
             for earlier in requests[: len(streams)]:
                 generator.cancel(earlier.request_id)
             raise
-    return Batch(streams, requests[0].num_choices)
+    return streams
 
 
 class Batch:

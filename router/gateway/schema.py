@@ -33,7 +33,7 @@ from twostroke.router.gateway.content import (
     read_variables,
 )
 from twostroke.router.gateway.logprobs import LOGIT_BIAS_SCHEMA, read_logit_bias
-from twostroke.router.prepare import MAX_PRIORITY, GenerateParams, check_params
+from twostroke.router.prepare import MAX_PRIORITY, GenerateParams, check_params, check_range
 
 IGNORED: Mapping[str, type] = {
     "metadata": dict,
@@ -126,14 +126,15 @@ class _Body(BaseModel):
     cache_salt: str = ""
     priority: Annotated[int, _shown(minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY)] = 0
     logit_bias: Annotated[object, WithJsonSchema(LOGIT_BIAS_SCHEMA)] = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    prompt_logprobs: Annotated[int | None, _shown(minimum=0, maximum=MAX_TOP)] = None
 
 
 class CompletionBody(_Body):
     prompt: Annotated[object, WithJsonSchema(_PROMPTS)]
+    max_tokens: Annotated[int | None, _shown(minimum=0)] = None
     best_of: Annotated[int | None, _shown(minimum=1)] = None
     echo: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] | None = None
+    logprobs: Annotated[int | None, _shown(minimum=0, maximum=MAX_TOP)] = None
 
 
 Messages = Annotated[object, WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE})]
@@ -144,7 +145,7 @@ class ChatBody(_Body):
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
+    top_logprobs: Annotated[int, _shown(minimum=0, maximum=MAX_TOP)] = 0
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: Variables = None
@@ -176,10 +177,16 @@ class Ask:
     streamed: bool
     include_usage: bool
     salt: str
+    top: int | None = None
+    """Alternatives to show for each output token; None: no log-probabilities. `params` may ask for more."""
+    num_shown: int = 1
+    """Choices of each prompt that the client sees: fewer than `params.n` with `best_of`."""
     max_tokens_field: str = "max_tokens"
     """What the client calls it."""
     prompt_field: str = "messages"
     """Where a chat stands in the body."""
+    prompt_alone: bool = False
+    """No output is wanted; `params` asks for a token (`gateway.reduced`)."""
     prompt_top: int | None = None
     """`prompt_logprobs` as asked for; an echo with log-probabilities raises that of `params`."""
 
@@ -190,24 +197,36 @@ def parse_completion(body: dict[str, object], limits: LimitsSection) -> Ask:
         body = {**body, "logprobs": None}
     parsed = validate(CompletionBody, body)
     prompts = Prompts(read_prompts(parsed.prompt, limits.max_choices), parsed.echo)
-    ask = _ask(parsed, prompts, limits, parsed.max_tokens, "max_tokens", parsed.logprobs)
-    _check_choices(parsed, len(prompts.prompts), limits)
-    if not parsed.echo:
-        return ask
-    prompt_tops = [top for top in (parsed.logprobs, parsed.prompt_logprobs) if top is not None]
-    return replace(ask, params=replace(ask.params, prompt_logprobs=max(prompt_tops, default=None)))
+    alone = parsed.echo and parsed.max_tokens == 0
+    if alone and parsed.min_tokens:
+        raise InvalidRequest(f"min_tokens {parsed.min_tokens} is over max_tokens 0", "min_tokens")
+    ask = _ask(parsed, prompts, limits, 1 if alone else parsed.max_tokens, "max_tokens", parsed.logprobs)
+    num_made = _num_made(parsed, len(prompts.prompts), limits)
+    params = replace(ask.params, n=parsed.n if alone else num_made)
+    if num_made > parsed.n and params.logprobs is None:
+        params = replace(params, logprobs=0)
+    if parsed.echo:
+        prompt_tops = [top for top in (parsed.logprobs, parsed.prompt_logprobs) if top is not None]
+        params = replace(params, prompt_logprobs=max(prompt_tops, default=None))
+    return replace(ask, params=params, prompt_alone=alone)
 
 
-def _check_choices(body: CompletionBody, num_prompts: int, limits: LimitsSection) -> None:
-    if body.best_of is not None and body.best_of < body.n:
-        raise InvalidRequest(f"best_of must be at least n, {body.n}", "best_of")
-    if body.best_of is not None and body.best_of > body.n:
-        raise InvalidRequest("best_of over n is not supported here: every answer made is returned", "best_of")
-    num_choices = num_prompts * body.n
+def _num_made(body: CompletionBody, num_prompts: int, limits: LimitsSection) -> int:
+    """Choices to generate for each prompt. Raises InvalidRequest."""
+    num_made, field = body.n, "n"
+    if body.best_of is not None:
+        num_made, field = body.best_of, "best_of"
+        if num_made < body.n:
+            raise InvalidRequest(f"best_of must be at least n, {body.n}", "best_of")
+        if num_made > body.n and body.stream:
+            raise InvalidRequest("which choices are best is known at the end: best_of over n is no stream", "best_of")
+    num_choices = num_prompts * num_made
     if num_choices > limits.max_choices:
         raise InvalidRequest(
-            f"{num_prompts} prompts with n {body.n} are {num_choices} choices; at most {limits.max_choices}", "prompt"
+            f"{num_prompts} prompts with {field} {num_made} are {num_choices} choices; at most {limits.max_choices}",
+            "prompt" if num_prompts > 1 else field,
         )
+    return num_made
 
 
 def parse_chat(body: dict[str, object], limits: LimitsSection) -> Ask:
@@ -220,6 +239,7 @@ def parse_chat(body: dict[str, object], limits: LimitsSection) -> Ask:
         max_tokens, field = parsed.max_completion_tokens, "max_completion_tokens"
     if parsed.top_logprobs and not parsed.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
+    check_range("top_logprobs", parsed.top_logprobs, 0, limits.max_logprobs)
     logprobs = parsed.top_logprobs if parsed.logprobs else None
     options = read_chat_options(
         parsed.add_generation_prompt, parsed.continue_final_message, parsed.chat_template_kwargs
@@ -279,6 +299,8 @@ def _ask(
         streamed=body.stream,
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
         salt=body.cache_salt,
+        top=logprobs,
+        num_shown=body.n,
         max_tokens_field=max_tokens_field,
         prompt_top=body.prompt_logprobs,
     )

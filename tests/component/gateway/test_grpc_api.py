@@ -152,3 +152,31 @@ async def test_a_calls_deadline_bounds_the_request() -> None:
         assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert 0 < generator.submitted[0].time_left_s <= 0.3
         await until(lambda: not generator.live)
+
+
+async def test_priority_and_chat_options_reach_the_request() -> None:
+    api = Api()
+    messages = [pb.ChatMessage(role="user", content="Hi"), pb.ChatMessage(role="assistant", content="Hel")]
+    asked = pb.GenerateRequest(
+        model="fake", chat=pb.ChatMessages(messages=messages, continue_final_message=True), priority=-5
+    )
+    async for _ in api.servicer.Generate(asked, Context()):
+        pass
+    [request] = api.generator.submitted
+    assert request.priority == -5
+    assert bytes(token for token in request.prompt if token < 256).endswith(b"Hel")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"continue_final_message": True, "add_generation_prompt": True}, "chat.continue_final_message"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat.chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"a": float("nan")}}, "chat.chat_template_kwargs"),
+    ],
+)
+async def test_wrong_chat_options_name_their_field(changes: dict[str, Any], field: str) -> None:
+    asked = pb.GenerateRequest(model="fake", chat=pb.ChatMessages(messages=chat("user").messages, **changes))
+    error = await Api().failure(asked)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert field.encode() in dict(error.trailing_metadata() or ())["grpc-status-details-bin"]  # type: ignore[call-overload]

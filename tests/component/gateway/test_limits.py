@@ -32,6 +32,24 @@ LIMITS: list[tuple[str, int, str, dict[str, Any], dict[str, Any], str]] = [
     ("max_stops", 9, COMPLETION, {"stop": ["z"] * 9}, {"stop": ["z"] * 10}, "stop"),
     ("max_stop_characters", 9, COMPLETION, {"stop": "z" * 9}, {"stop": ["a", "z" * 10]}, "stop[1]"),
     ("max_stop_tokens", 9, COMPLETION, {"stop_token_ids": [1] * 9}, {"stop_token_ids": [1] * 10}, "stop_token_ids"),
+    ("max_logprobs", 9, COMPLETION, {"logprobs": 9}, {"logprobs": 10}, "logprobs"),
+    ("max_logprobs", 9, COMPLETION, {"prompt_logprobs": 9}, {"prompt_logprobs": 10}, "prompt_logprobs"),
+    (
+        "max_logprobs",
+        9,
+        CHAT,
+        {"logprobs": True, "top_logprobs": 9},
+        {"logprobs": True, "top_logprobs": 10},
+        "top_logprobs",
+    ),
+    (
+        "max_logit_biases",
+        9,
+        COMPLETION,
+        {"logit_bias": {str(token): 1 for token in range(9)}},
+        {"logit_bias": {str(token): 1 for token in range(10)}},
+        "logit_bias",
+    ),
     ("max_salt_characters", 9, COMPLETION, {"cache_salt": "z" * 9}, {"cache_salt": "z" * 10}, "cache_salt"),
 ]
 

@@ -126,3 +126,41 @@ async def test_the_number_of_choices_is_limited_over_all_prompts() -> None:
         answer = await server.post(COMPLETION, body())
         assert answer.status_code == 400
         assert "at most 4" in answer.json()["error"]["message"]
+
+
+async def test_best_of_shows_the_likeliest_and_counts_all() -> None:
+    async with gateway(answers=["abc", "xyz"]) as server:
+        answer = (await server.post(COMPLETION, body(n=1, best_of=4))).json()
+        sent = server.generator.submitted
+    assert [choice["text"] for choice in answer["choices"]] == ["Oneabc", "Twoabc", "Threeabc"]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert all(choice["logprobs"] is None and choice["finish_reason"] == "length" for choice in answer["choices"])
+    assert [(request.num_choices, request.sampling.logprobs) for request in sent] == [(4, 0)] * 3
+    assert answer["usage"]["completion_tokens"] == 3 * 4 * 3
+
+
+async def test_best_of_with_log_probabilities_tells_those_of_the_shown() -> None:
+    async with gateway(answers=["abc", "xyz"]) as server:
+        answer = (await server.post(COMPLETION, body(prompt="One", n=2, best_of=3, logprobs=1, echo=False))).json()
+    assert [choice["logprobs"]["tokens"] for choice in answer["choices"]] == [["a", "b", "c"], ["x", "y", "z"]]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_no_output_at_all_scores_the_prompts(streamed: bool) -> None:
+    asked = body(n=1, max_tokens=0, logprobs=1, stream=streamed)
+    if streamed:
+        asked["stream_options"] = {"include_usage": True}
+    async with gateway(answers=["abc"]) as server:
+        answer = await server.post(COMPLETION, asked)
+    if streamed:
+        *chunks, last, _ = events(answer.text)
+        choices, usage = [chunk["choices"][0] for chunk in chunks], last["usage"]
+    else:
+        choices, usage = answer.json()["choices"], answer.json()["usage"]
+    assert sorted((choice["index"], choice["text"], choice["finish_reason"]) for choice in choices) == [
+        (index, text, "length") for index, text in enumerate(PROMPTS)
+    ]
+    for choice in choices:
+        assert choice["logprobs"]["tokens"] == list(choice["text"])
+        assert choice["logprobs"]["token_logprobs"][0] is None
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (11, 0)

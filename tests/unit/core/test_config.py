@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.cluster.config import Config, dump_config, load_config, parse_config
+from twostroke.cluster.config import Config, dump_config, load_config, load_stored, parse_config
 from twostroke.cluster.core.errors import ConfigError
 from twostroke.cluster.wire.address import advertised_host
 
@@ -61,3 +61,16 @@ def test_the_address_that_a_worker_tells_others(worker: dict[str, str], redis_ur
 def test_nobody_can_be_told_to_connect_to_every_address() -> None:
     with pytest.raises(ConfigError, match=r"worker\.advertise"):
         parse_config({"worker": {"advertise": "0.0.0.0"}})
+
+
+def test_a_cluster_that_another_version_brought_up_can_still_be_taken_down(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "cluster: blue\nray: {drain_s: 7, new: 1}\nredis: {url: 'redis://h:1/0'}\nother: {}\nrouter: {gone: 1}\n"
+    )
+    stored = load_stored(path)
+    assert (stored.cluster, stored.ray.drain_s, stored.redis.url) == ("blue", 7.0, "redis://h:1/0")
+    for text in ("[]", "cluster: 5", "ray: {drain_s: soon}"):
+        path.write_text(text)
+        with pytest.raises(ConfigError):
+            load_stored(path)
