@@ -40,7 +40,7 @@ from twostroke.router.request import (
 )
 from twostroke.router.tokenizer import Tokenizer
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
 Json = dict[str, Any]
 
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 import schemathesis
@@ -18,14 +19,13 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.gateway_server import CHAT, COMPLETION, gateway
+from tests.gateway_server import gateway
 from twostroke.cluster.config import RouterSection
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.router.fake_generator import FakeGenerator
 from twostroke.router.gateway.app import create_app
 from twostroke.router.tokenizer import ByteTokenizer
 
-POSTS = (CHAT, COMPLETION, "/tokenize", "/detokenize")
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -35,14 +35,15 @@ CHECKS = [
 ]
 
 
-def _document() -> schemathesis.BaseSchema:
+def _document() -> dict[str, Any]:
     tokenizer, registry = ByteTokenizer(), CollectorRegistry()
     metrics = RouterMetrics(registry, "fake")
-    app = create_app(FakeGenerator(tokenizer), tokenizer, RouterSection(), metrics, registry)
-    return schemathesis.openapi.from_dict(app.openapi())
+    return create_app(FakeGenerator(tokenizer), tokenizer, RouterSection(), metrics, registry).openapi()
 
 
-SCHEMA = _document()
+DOCUMENT = _document()
+SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
+POSTS = [path for path, operations in DOCUMENT["paths"].items() if "post" in operations]
 
 
 @pytest.fixture(scope="module")
@@ -89,4 +90,4 @@ def test_no_body_breaks_an_endpoint(url: str, path: str, mode: GenerationMode) -
 @pytest.mark.parametrize("mode", GenerationMode)
 @pytest.mark.parametrize("path", POSTS)
 def test_two_thousand_bodies_break_no_endpoint(url: str, path: str, mode: GenerationMode) -> None:
-    _attack(url, path, mode, 250)
+    _attack(url, path, mode, 150)
