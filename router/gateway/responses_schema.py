@@ -124,7 +124,7 @@ def parse_responses(body: dict[str, object], limits: LimitsSection) -> Responses
         timeout_s=parsed.timeout,
         logprobs=_logprobs(parsed),
     )
-    with renamed({"max_tokens": MAX_OUTPUT}):
+    with renamed({"max_tokens": MAX_OUTPUT, "logprobs": "top_logprobs"}):
         check_params(params, limits)
     return ResponsesAsk(
         model=parsed.model,
@@ -133,6 +133,7 @@ def parse_responses(body: dict[str, object], limits: LimitsSection) -> Responses
         streamed=parsed.stream,
         include_usage=True,
         salt=parsed.cache_salt,
+        top=params.logprobs,
         max_tokens_field=MAX_OUTPUT,
         prompt_field="input",
         instructions=parsed.instructions,
