@@ -144,6 +144,8 @@ class LimitsSection(Section):
     max_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] = MAX_TOP
     """Alternatives for each token, of the answer or of the prompt."""
     max_logit_biases: Positive = 1024
+    max_grammar_characters: Annotated[int, Field(gt=0, le=65536)] = 65536
+    """Of a schema, regular expression, grammar, or of choices together."""
 
 
 class TemplatesSection(Section):

@@ -33,7 +33,6 @@ from twostroke.engine.commands import (
     Command,
     Drain,
     Event,
-    FromRouter,
     Published,
     RouterGone,
     Snapshot,
@@ -42,6 +41,8 @@ from twostroke.engine.commands import (
     WarmedUp,
 )
 from twostroke.engine.executor import Executor
+from twostroke.engine.grammar import GrammarCompiler
+from twostroke.engine.grammar_desk import GrammarDesk
 from twostroke.engine.loop import EngineLoop
 from twostroke.engine.scheduling import RoleScheduler
 
@@ -85,6 +86,7 @@ class WorkerHost:
         hooks: RoleHooks,
         publish: Callable[[PrefixBatch], None],
         metrics: WorkerMetrics,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._info = info
         self._hooks = hooks
@@ -93,6 +95,7 @@ class WorkerHost:
         self.scheduler = scheduler
         """For checks at rest; while the engine runs it is the engine thread's alone."""
         self.engine = EngineLoop(scheduler, executor, self._on_events, name=f"engine-{info.worker_id}")
+        self.desk = GrammarDesk(grammars, self.post)
         self.warm = asyncio.Event()
         """The engine has run a real step."""
         self.failed = asyncio.Event()
@@ -130,6 +133,7 @@ class WorkerHost:
     async def stop(self) -> None:
         """End the engine after its step under way; idempotent. Raises TimeoutError when the step does not return."""
         await self._tasks.close()
+        await self.desk.close()
         await asyncio.to_thread(self.engine.stop)
         for waiting in self._questions.values():
             if not waiting.done():
@@ -154,6 +158,7 @@ class WorkerHost:
         """The session's end; called once for each."""
         if self._sessions.get(session.router) is session:
             del self._sessions[session.router]
+            self.desk.forget(session.router)
             self.post(RouterGone(session.router))
 
     # ------------------------------------------------------------------------------------------ engine
@@ -285,7 +290,7 @@ class _Session:
 
     def receive(self, messages: Sequence[RouterMessage]) -> None:
         for message in messages:
-            self._host.post(FromRouter(self.router, message))
+            self._host.desk.receive(self.router, message)
 
     def closed(self, reason: str) -> None:
         self._host.detach(self)

@@ -41,6 +41,7 @@ from twostroke.cluster.wire.channel import bind, new_server
 from twostroke.cluster.worker_host import WorkerHost
 from twostroke.engine.build import describe_worker, make_executor
 from twostroke.engine.executor import Executor
+from twostroke.engine.grammar import GrammarCompiler
 from twostroke.proto.v1 import worker_pb2
 from twostroke.proto.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 
@@ -88,6 +89,7 @@ class Station:
     config: Config
     listener: Listener
     executor: Executor
+    grammars: GrammarCompiler
     info: WorkerInfo
     state: StateStore
     publisher: "Publisher"
@@ -107,7 +109,8 @@ async def open_station(config: Config, role: Role, worker_id: WorkerId) -> Async
     registry = new_registry()
     metrics = WorkerMetrics(registry, info.model, worker_id)
     async with open_state(config) as state:
-        yield Station(config, listener, built.executor, info, state, Publisher(state.events), metrics, registry)
+        publisher = Publisher(state.events)
+        yield Station(config, listener, built.executor, built.grammars, info, state, publisher, metrics, registry)
 
 
 class Publisher:

@@ -58,7 +58,7 @@ from twostroke.engine.job import (
     take_pages,
     take_scores,
 )
-from twostroke.engine.plan import Plan, StepResult
+from twostroke.engine.plan import Constraint, Plan, StepResult
 from twostroke.engine.roster import Roster
 
 
@@ -105,8 +105,8 @@ class DecodeScheduler:
 
     def handle(self, command: Command, now_s: float) -> None:
         match command:
-            case FromRouter(router, Submit() as submit):
-                self._submit(router, submit, now_s)
+            case FromRouter(router, Submit() as submit, constraint):
+                self._submit(router, submit, constraint, now_s)
             case FromRouter(router, Cancel(job_id)):
                 job = self._roster.find(router, job_id)
                 if job is not None:
@@ -130,22 +130,23 @@ class DecodeScheduler:
             case _:
                 self._roster.handle(command)
 
-    def _submit(self, router: Incarnation, submit: Submit, now_s: float) -> None:
-        refusal = self._find_refusal(submit)
+    def _submit(self, router: Incarnation, submit: Submit, constraint: Constraint | None, now_s: float) -> None:
+        refusal = self._find_refusal(submit, constraint)
         if refusal is not None:
             self._roster.refuse(router, submit, *refusal)
             return
+        phase = JobPhase.WAITING if submit.stroke is Stroke.LOCAL else JobPhase.LEASED
+        job = DecodeJob.of(submit, router, self._info.layout, phase, now_s, constraint)
         if submit.stroke is Stroke.LOCAL:
-            job = DecodeJob.of(submit, router, self._info.layout, JobPhase.WAITING, now_s)
             self._roster.add(job)
             self._queues.waiting.append(job)
         else:
-            self._reserve(DecodeJob.of(submit, router, self._info.layout, JobPhase.LEASED, now_s), now_s)
+            self._reserve(job, now_s)
 
-    def _find_refusal(self, submit: Submit) -> tuple[RefusalReason, str] | None:
+    def _find_refusal(self, submit: Submit, constraint: Constraint | None) -> tuple[RefusalReason, str] | None:
         if submit.stroke is Stroke.PREFILL:
             return RefusalReason.WRONG_ROLE, "a decode worker prefills only what it decodes itself (local)"
-        refusal = self._roster.find_refusal(submit)
+        refusal = self._roster.find_refusal(submit, constraint)
         if refusal is not None:
             return refusal
         num_tokens = len(submit.prompt) + max(submit.sampling.max_tokens, len(submit.delivered) + 1)
@@ -272,10 +273,11 @@ class DecodeScheduler:
     def apply(self, plan: Plan, result: StepResult, now_s: float) -> None:
         self._roster.step_ended(now_s)
         page_size, running = self._page_size, self._queues.running
+        late = {plan.jobs[row] for row in result.late}
         logprobs, scores = result.logprobs, result.scores
         for job_id, num_new, token in zip(plan.jobs, plan.num_new, result.tokens, strict=True):
             job = running.get(job_id)
-            if job is None:
+            if job is None or job_id in late:
                 continue
             if scores and job_id in scores:
                 self._outbox.tell(job.router, take_scores(job, scores[job_id]))
@@ -287,6 +289,10 @@ class DecodeScheduler:
                 if job.first_token_s is None:
                     job.first_token_s = now_s
                 self._take_token(job, token, now_s, tell=True, logprob=logprobs.get(job_id) if logprobs else None)
+        for row, reason in result.broken.items():
+            job = running.get(plan.jobs[row])
+            if job is not None:
+                self._end(job, Outcome.BROKEN_GRAMMAR, now_s, message=reason)
 
     def _take_token(
         self, job: DecodeJob, token: int, now_s: float, *, tell: bool, logprob: TokenLogprob | None = None

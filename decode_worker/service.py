@@ -36,7 +36,8 @@ async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready
     )
     async with open_station(config, Role.DECODE, worker_id) as station:
         info, server = station.info, station.listener.server
-        worker = DecodeWorker(info, station.executor, limits, station.publisher.publish, station.metrics)
+        publish = station.publisher.publish
+        worker = DecodeWorker(info, station.executor, limits, publish, station.metrics, station.grammars)
         add_transfer_services(server, worker.book, station.executor.memory, info.incarnation)
         services, closers = [TRANSFER_SERVICE], []
         if "collective" in info.transports:

@@ -10,6 +10,7 @@ from twostroke.decode_worker.intake import LeaseBook
 from twostroke.decode_worker.scheduler import DecodeLimits, DecodeScheduler
 from twostroke.engine.commands import Event, LeaseClosed, LeaseOpened, LeaseTouched, PagesReleased
 from twostroke.engine.executor import Executor
+from twostroke.engine.grammar import GrammarCompiler
 
 
 class DecodeWorker:
@@ -22,9 +23,10 @@ class DecodeWorker:
         limits: DecodeLimits,
         publish: Callable[[PrefixBatch], None],
         metrics: WorkerMetrics,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         scheduler = DecodeScheduler(info, executor.vocab_size, limits)
-        self.host = WorkerHost(info, scheduler, executor, self, publish, metrics)
+        self.host = WorkerHost(info, scheduler, executor, self, publish, metrics, grammars)
         self.book = LeaseBook(
             info.layout,
             on_committed=self.host.post,

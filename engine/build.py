@@ -9,6 +9,8 @@ from twostroke.cluster.core.ids import Incarnation, WorkerId
 from twostroke.cluster.core.messages import Role, WorkerInfo
 from twostroke.engine.executor import Executor
 from twostroke.engine.fake_executor import FakeExecutor
+from twostroke.engine.grammar import GrammarCompiler
+from twostroke.engine.vocabulary import Vocabulary, byte_vocabulary, load_vocabulary
 
 log = structlog.get_logger(__name__)
 
@@ -19,6 +21,7 @@ class Built(NamedTuple):
     executor: Executor
     device: str
     """Identity of the device: `cpu`, or one that no other GPU has."""
+    grammars: GrammarCompiler
 
 
 def make_executor(config: Config, role: Role) -> Built:
@@ -26,15 +29,21 @@ def make_executor(config: Config, role: Role) -> Built:
     if config.model.fake:
         context = config.model.max_context or FAKE_CONTEXT
         pages, step_s = config.pages, config.model.fake_step_ms / 1e3
-        return Built(FakeExecutor(pages.num_pages, pages.page_size, FAKE_VOCAB_SIZE, context, step_s), "cpu")
+        fake = FakeExecutor(pages.num_pages, pages.page_size, FAKE_VOCAB_SIZE, context, step_s)
+        return Built(fake, "cpu", GrammarCompiler(byte_vocabulary))
     import torch
 
     from twostroke.engine.model.load import build_executor
+    from twostroke.engine.model.source import default_cache_dir, resolve
+
+    def load() -> Vocabulary:
+        return load_vocabulary(resolve(config.model.source, default_cache_dir(), lambda line: None))
 
     executor = build_executor(config, role, lambda message: log.info("loading", stage=message))
     if not torch.cuda.is_available():
-        return Built(executor, "cpu")
-    return Built(executor, f"cuda:{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}")
+        return Built(executor, "cpu", GrammarCompiler(load))
+    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
+    return Built(executor, f"cuda:{uuid}", GrammarCompiler(load))
 
 
 def describe_worker(

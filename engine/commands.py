@@ -24,6 +24,7 @@ from twostroke.cluster.core.events import PrefixBatch, PrefixSnapshot
 from twostroke.cluster.core.ids import Incarnation, JobId, LeaseId, PageId
 from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import Lease, LoadReport, RouterMessage, WorkerMessage
+from twostroke.engine.plan import Constraint
 
 # ------------------------------------------------------------------------------------------------ commands
 
@@ -32,6 +33,8 @@ from twostroke.cluster.core.messages import Lease, LoadReport, RouterMessage, Wo
 class FromRouter:
     router: Incarnation
     message: RouterMessage
+    constraint: Constraint | None = None
+    """Of a Submit with a grammar: the grammar compiled (`engine.grammar_desk`)."""
 
 
 @dataclass(frozen=True, slots=True)

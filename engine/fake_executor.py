@@ -19,7 +19,8 @@ from twostroke.cluster.core.layout import PageLayout, gqa_layout
 from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.random import uniform
 from twostroke.cluster.core.sampling import SamplingParams
-from twostroke.engine.plan import Plan, SampleInput, ScoreInput, StepResult
+from twostroke.engine.masks import compute_masks
+from twostroke.engine.plan import Constraint, Plan, SampleInput, ScoreInput, StepResult
 
 GREEDY = SamplingParams(max_tokens=1 << 30)
 
@@ -28,11 +29,19 @@ def fake_layout(page_size: int) -> PageLayout:
     return gqa_layout(model_fingerprint="fake", layers=1, kv_heads=1, head_dim=1, dtype="uint32", page_size=page_size)
 
 
-def next_token(ids: "array[int]", marks: "array[int]", num_output: int, params: SamplingParams, vocab_size: int) -> int:
+def next_token(
+    ids: "array[int]",
+    marks: "array[int]",
+    num_output: int,
+    params: SamplingParams,
+    vocab_size: int,
+    allowed: bytes | None = None,
+) -> int:
     """The token after a context whose slots hold `ids` and `marks` (position + 1), both `array("I")`.
 
     With temperature it also depends on the seed and output index `num_output`; ends are not chosen before
-    `min_tokens`, so a vocabulary of ends alone is refused by the caller's own validation, not here.
+    `min_tokens`, so a vocabulary of ends alone is refused by the caller's own validation, not here. `allowed` is a
+    grammar's mask, which has at least one bit set: the next token up that it allows is taken.
     """
     digest = blake2b(ids.tobytes(), digest_size=8)
     digest.update(marks.tobytes())
@@ -46,6 +55,8 @@ def next_token(ids: "array[int]", marks: "array[int]", num_output: int, params: 
             if token not in params.ends:
                 break
             token = (token + 1) % vocab_size
+    while allowed is not None and not allowed[token >> 3] >> (token & 7) & 1:
+        token = (token + 1) % vocab_size
     return token
 
 
@@ -79,12 +90,19 @@ def golden_logprobs(tokens: Sequence[int], first: int, top: int, vocab_size: int
     return told
 
 
-def golden(prompt: Sequence[int], num: int, vocab_size: int, params: SamplingParams = GREEDY) -> list[int]:
+def golden(
+    prompt: Sequence[int],
+    num: int,
+    vocab_size: int,
+    params: SamplingParams = GREEDY,
+    constraint: Constraint | None = None,
+) -> list[int]:
     """The first `num` output tokens after `prompt`, fewer where `params` end the answer earlier."""
     ids = array("I", prompt)
     output: list[int] = []
     while len(output) < num:
-        token = next_token(ids, array("I", range(1, len(ids) + 1)), len(output), params, vocab_size)
+        allowed = None if constraint is None else constraint.mask(output, params.end_token_ids)
+        token = next_token(ids, array("I", range(1, len(ids) + 1)), len(output), params, vocab_size, allowed)
         output.append(token)
         ids.append(token)
         if params.finish_after(len(output), token) is not None:
@@ -135,7 +153,8 @@ class FakeExecutor:
 
     def launch(self, plan: Plan) -> FakeHandle:
         start = 0
-        result = StepResult([])
+        masks = compute_masks(plan)
+        result = StepResult([], broken=masks.broken)
         rows = zip(plan.page_tables, plan.num_computed, plan.num_new, plan.sample, strict=True)
         for row, (pages, num_computed, num_new, sample) in enumerate(rows):
             self._write(pages, num_computed, plan.tokens[start : start + num_new])
@@ -143,9 +162,11 @@ class FakeExecutor:
             length = num_computed + num_new
             if row in plan.score:
                 result.scores[plan.jobs[row]] = self._score(pages, num_computed, length, plan.score[row])
-            result.tokens.append(
-                None if sample is None else self._sample(pages, length, sample, plan.jobs[row], result.logprobs)
-            )
+            token = None
+            if sample is not None and row not in masks.broken:
+                allowed = masks.bits.get(row)
+                token = self._sample(pages, length, sample, plan.jobs[row], result.logprobs, allowed)
+            result.tokens.append(token)
         return FakeHandle(result, self._step_delay_s)
 
     def _write(self, pages: Sequence[PageId], first: int, tokens: Sequence[int]) -> None:
@@ -167,10 +188,11 @@ class FakeExecutor:
         sample: SampleInput,
         job: JobId,
         logprobs: dict[JobId, TokenLogprob],
+        allowed: bytes | None,
     ) -> int:
         ids, marks = self._read(pages, length)
         params = sample.params
-        token = next_token(ids, marks, len(sample.output), params, self._vocab_size)
+        token = next_token(ids, marks, len(sample.output), params, self._vocab_size, allowed)
         if params.logprobs is not None:
             logprobs[job] = _token_logprob(ids, marks, token, params.logprobs, self._vocab_size)
         return token

@@ -25,7 +25,7 @@ from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import PromptLogprobs, Submit
 from twostroke.cluster.core.prefix import child_key, max_hit_pages, page_keys, root_key
 from twostroke.engine.page_allocator import PageAllocator
-from twostroke.engine.plan import Plan, SampleInput, ScoreInput
+from twostroke.engine.plan import Constraint, Plan, SampleInput, ScoreInput
 
 MAX_SCORED = 64
 """Prompt tokens that one step scores at most: their logits are a matrix of `[this, vocab]`."""
@@ -65,6 +65,7 @@ class Job:
     submitted_s: float
     deadline_s: float
     phase: JobPhase
+    constraint: Constraint | None = None
     sample: SampleInput = field(init=False)
     """Borrows `output`, so it is made once."""
     pages: list[PageId] = field(default_factory=list)
@@ -79,7 +80,15 @@ class Job:
     """Leading prompt tokens whose log-probabilities were told; the first has none and counts."""
 
     @classmethod
-    def of(cls, submit: Submit, router: Incarnation, layout: PageLayout, phase: JobPhase, now_s: float) -> Self:
+    def of(
+        cls,
+        submit: Submit,
+        router: Incarnation,
+        layout: PageLayout,
+        phase: JobPhase,
+        now_s: float,
+        constraint: Constraint | None = None,
+    ) -> Self:
         """A job as its Submit begins it, without pages."""
         root, keys = prompt_keys(submit, layout.model_fingerprint, layout.page_size)
         return cls(
@@ -92,10 +101,11 @@ class Job:
             submitted_s=now_s,
             deadline_s=now_s + submit.time_left_s,
             phase=phase,
+            constraint=constraint,
         )
 
     def __post_init__(self) -> None:
-        self.sample = SampleInput(self.submit.sampling, self.submit.prompt, self.output)
+        self.sample = SampleInput(self.submit.sampling, self.submit.prompt, self.output, self.constraint)
 
     @property
     def id(self) -> JobId:

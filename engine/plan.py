@@ -11,10 +11,25 @@ Rows are ordered: decode rows (num_new == 1) first, then prefill chunks; executo
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from twostroke.cluster.core.ids import JobId, PageId
 from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.sampling import SamplingParams
+
+
+class ConstraintBroken(Exception):
+    """A grammar cannot go on; its job ends, the others of the step do not."""
+
+
+class Constraint(Protocol):
+    """A job's grammar, in some state of it. Used by one thread at a time; belongs to the job and dies with it."""
+
+    def mask(self, output: Sequence[int], ends: Sequence[int]) -> bytes:
+        """Tokens that may follow `output`, one bit each, lowest bit first; `ends` among them where the text may be
+        complete. `output` only ever grows from one call to the next. Raises ConstraintBroken.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +40,7 @@ class SampleInput:
     prompt: Sequence[int]
     output: Sequence[int]
     """Output tokens so far; the sampled token gets output index `len(output)`."""
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +75,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One entry a row of the plan: the sampled token, or None where the row was not sampled."""
+    """`tokens` has one entry a row of the plan: the sampled token, or None where the row was not sampled."""
 
     tokens: list[int | None]
+    broken: dict[int, str] = field(default_factory=dict)
+    """Rows whose grammar could not go on, and why; they have no token."""
+    late: frozenset[int] = frozenset()
+    """Rows whose grammar's mask was not ready; as if they had taken no part in the step."""
     logprobs: dict[JobId, TokenLogprob] = field(default_factory=dict)
     """Of sampled tokens, for jobs that asked for them."""
     scores: dict[JobId, tuple[TokenLogprob, ...]] = field(default_factory=dict)

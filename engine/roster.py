@@ -12,6 +12,7 @@ from twostroke.engine.deadlines import Deadlines
 from twostroke.engine.job import Job, find_fault, pages_for
 from twostroke.engine.outbox import Outbox
 from twostroke.engine.page_allocator import PageAllocator
+from twostroke.engine.plan import Constraint
 
 J = TypeVar("J", bound=Job)
 
@@ -56,12 +57,14 @@ class Roster(Generic[J]):
     def refuse(self, router: Incarnation, submit: Submit, reason: RefusalReason, message: str) -> None:
         self.outbox.tell(router, Refused(submit.job, reason, message))
 
-    def find_refusal(self, submit: Submit) -> tuple[RefusalReason, str] | None:
+    def find_refusal(self, submit: Submit, constraint: Constraint | None) -> tuple[RefusalReason, str] | None:
         """Why no role would take this now, or None."""
         if submit.job in self.jobs:
             return RefusalReason.BAD_SUBMIT, f"job {submit.job} is here already"
         if self.draining:
             return RefusalReason.DRAINING, "this worker drains"
+        if submit.sampling.grammar is not None and constraint is None:
+            return RefusalReason.BAD_SUBMIT, "its grammar could not be compiled here"
         fault = find_fault(submit, self.vocab_size)
         return None if fault is None else (RefusalReason.BAD_SUBMIT, fault)
 

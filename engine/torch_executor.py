@@ -1,7 +1,8 @@
 """The executor that computes: a decoder over a page pool, on a CPU or a CUDA device.
 
-    launch   builds the batch and, on CUDA, queues the forward pass, which runs while the engine flushes its outbox
-    result   on a CPU runs the forward pass; samples; returns host tokens
+    launch   begins the masks of rows with a grammar, on threads of their own; builds the batch and, on CUDA, queues the
+             forward pass, which runs while the engine flushes its outbox
+    result   on a CPU runs the forward pass; masks and samples; returns host tokens
 
 A failure of either is raised by `result`, so that the loop has one place to end the step's jobs.
 """
@@ -15,9 +16,10 @@ from twostroke.cluster.core.layout import PageMemory
 from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.engine.batch import Batch, build_batch
 from twostroke.engine.logprobs import pick, raw_logprobs
+from twostroke.engine.masks import NO_MASKS, MaskPool, StepMasks
 from twostroke.engine.page_pool import PagePool
 from twostroke.engine.plan import Plan, SampleInput, ScoreInput, StepResult
-from twostroke.engine.sampler import sample
+from twostroke.engine.sampler import apply_masks, sample
 
 
 class Forward(Protocol):
@@ -42,6 +44,7 @@ class TorchExecutor:
         self._vocab_size = vocab_size
         self._max_positions = max_positions
         self._threads = threads
+        self._masks = MaskPool()
 
     @property
     def memory(self) -> PageMemory:
@@ -64,7 +67,7 @@ class TorchExecutor:
         return self._max_positions
 
     def launch(self, plan: Plan) -> "TorchStep":
-        step = TorchStep(self, plan)
+        step = TorchStep(self, plan, self._masks.start(plan))
         if self._pool.tensor.device.type == "cuda":
             step.start()
         return step
@@ -80,9 +83,10 @@ class TorchExecutor:
 
 
 class TorchStep:
-    def __init__(self, executor: TorchExecutor, plan: Plan) -> None:
+    def __init__(self, executor: TorchExecutor, plan: Plan, masks: StepMasks | None) -> None:
         self._executor = executor
         self._plan = plan
+        self._masks = masks
         self._started: tuple[Batch, torch.Tensor] | Exception | None = None
 
     def start(self) -> None:
@@ -106,6 +110,7 @@ class TorchStep:
             for row, at in batch.scored_at.items()
         }
         logprobs: dict[JobId, TokenLogprob] = {}
+        masks = NO_MASKS if self._masks is None else self._masks.wait()
         if batch.sampled_rows:
             inputs = [item for item in plan.sample if item is not None]
             with torch.inference_mode():
@@ -113,6 +118,9 @@ class TorchStep:
                     logits = logits[batch.sampled_at]
                 told = [index for index, item in enumerate(inputs) if item.params.logprobs is not None]
                 raw = raw_logprobs(logits[told]) if told else None
+                if masks.bits:
+                    places = {row: index for index, row in enumerate(batch.sampled_rows)}
+                    apply_masks(logits, {places[row]: bits for row, bits in masks.bits.items()})
                 sampled = sample(logits, inputs)
                 if raw is not None:
                     picked = pick(raw, [sampled[index] for index in told], [_top(inputs[index]) for index in told])
@@ -121,7 +129,9 @@ class TorchStep:
                     }
             for row, token in zip(batch.sampled_rows, sampled, strict=True):
                 tokens[row] = token
-        return StepResult(tokens, logprobs, scores)
+        for row in (*masks.broken, *masks.late):
+            tokens[row] = None
+        return StepResult(tokens, masks.broken, masks.late, logprobs, scores)
 
 
 def _top(item: SampleInput) -> int:

@@ -55,7 +55,7 @@ from twostroke.engine.job import (
     take_pages,
     take_scores,
 )
-from twostroke.engine.plan import Plan, StepResult
+from twostroke.engine.plan import Constraint, Plan, StepResult
 from twostroke.engine.roster import Roster
 
 
@@ -91,8 +91,8 @@ class PrefillScheduler:
 
     def handle(self, command: Command, now_s: float) -> None:
         match command:
-            case FromRouter(router, Submit() as submit):
-                self._submit(router, submit, now_s)
+            case FromRouter(router, Submit() as submit, constraint):
+                self._submit(router, submit, constraint, now_s)
             case FromRouter(router, Cancel(job_id)):
                 job = self._roster.find(router, job_id)
                 if job is not None and job.phase is not JobPhase.DROPPED:
@@ -107,24 +107,24 @@ class PrefillScheduler:
             case _:
                 self._roster.handle(command)
 
-    def _submit(self, router: Incarnation, submit: Submit, now_s: float) -> None:
-        refusal = self._find_refusal(submit)
+    def _submit(self, router: Incarnation, submit: Submit, constraint: Constraint | None, now_s: float) -> None:
+        refusal = self._find_refusal(submit, constraint)
         if refusal is not None:
             self._roster.refuse(router, submit, *refusal)
             return
-        job = PrefillJob.of(submit, router, self._info.layout, JobPhase.WAITING, now_s)
+        job = PrefillJob.of(submit, router, self._info.layout, JobPhase.WAITING, now_s, constraint)
         job.num_announced = submit.lease.num_held if submit.lease else 0
         self._roster.add(job)
         self._waiting.append(job)
 
-    def _find_refusal(self, submit: Submit) -> tuple[RefusalReason, str] | None:
+    def _find_refusal(self, submit: Submit, constraint: Constraint | None) -> tuple[RefusalReason, str] | None:
         if submit.stroke is not Stroke.PREFILL:
             return RefusalReason.WRONG_ROLE, f"a prefill worker does not {submit.stroke.value}"
         older = self._roster.jobs.get(submit.job)
         if older is not None and older.phase is JobPhase.DROPPED:
             # The same attempt under a renewed lease, back here before the last shipment let go of its pages.
             return RefusalReason.QUEUE_FULL, f"the last shipment of {submit.job} is still ending"
-        refusal = self._roster.find_refusal(submit)
+        refusal = self._roster.find_refusal(submit, constraint)
         if refusal is not None:
             return refusal
         num_tokens = len(submit.prompt) + len(submit.delivered)
@@ -194,9 +194,10 @@ class PrefillScheduler:
 
     def apply(self, plan: Plan, result: StepResult, now_s: float) -> None:
         self._roster.step_ended(now_s)
+        late = {plan.jobs[row] for row in result.late}
         for job_id, num_new, token in zip(plan.jobs, plan.num_new, result.tokens, strict=True):
             job = self._roster.jobs.get(job_id)
-            if job is None or job.phase is not JobPhase.RUNNING:
+            if job is None or job.phase is not JobPhase.RUNNING or job_id in late:
                 continue
             if job_id in result.scores:
                 self._outbox.tell(job.router, take_scores(job, result.scores[job_id]))
@@ -207,6 +208,10 @@ class PrefillScheduler:
                 self._announce(job, job.num_computed // self._roster.page_size)
             else:
                 self._take_first_token(job, token, result.logprobs.get(job_id), now_s)
+        for row, reason in result.broken.items():
+            job = self._roster.jobs.get(plan.jobs[row])
+            if job is not None and job.phase is JobPhase.RUNNING:
+                self._end(job, Outcome.BROKEN_GRAMMAR, now_s, message=reason)
 
     def _take_first_token(self, job: PrefillJob, token: int, logprob: TokenLogprob | None, now_s: float) -> None:
         job.first_token_s = now_s

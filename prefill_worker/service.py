@@ -23,7 +23,9 @@ async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready
     async with open_station(config, Role.PREFILL, worker_id) as station:
         transports = await asyncio.to_thread(_make_transports, station)
         publish = station.publisher.publish
-        worker = PrefillWorker(station.info, station.executor, limits, transports, publish, station.metrics)
+        worker = PrefillWorker(
+            station.info, station.executor, limits, transports, publish, station.metrics, station.grammars
+        )
         await WorkerServer(station, worker).run(stop, on_ready)
 
 

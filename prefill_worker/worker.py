@@ -9,6 +9,7 @@ from twostroke.cluster.transport.base import Transport
 from twostroke.cluster.worker_host import WorkerHost
 from twostroke.engine.commands import Event, PagesReady, PrefillDone, ShipmentDropped
 from twostroke.engine.executor import Executor
+from twostroke.engine.grammar import GrammarCompiler
 from twostroke.prefill_worker.scheduler import PrefillLimits, PrefillScheduler
 from twostroke.prefill_worker.shipping import Shipping
 
@@ -24,9 +25,10 @@ class PrefillWorker:
         transports: Sequence[Transport],
         publish: Callable[[PrefixBatch], None],
         metrics: WorkerMetrics,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         scheduler = PrefillScheduler(info, executor.vocab_size, limits)
-        self.host = WorkerHost(info, scheduler, executor, self, publish, metrics)
+        self.host = WorkerHost(info, scheduler, executor, self, publish, metrics, grammars)
         self.shipping = Shipping(transports, self.host.post, metrics)
         self._transports = tuple(transports)
 

@@ -17,11 +17,13 @@ from google.protobuf.json_format import MessageToDict
 
 from twostroke.cluster.config import RouterSection
 from twostroke.cluster.core.errors import InternalError, InvalidRequest, TwostrokeError
+from twostroke.cluster.core.grammar import Grammar
 from twostroke.cluster.core.ids import RequestId, new_request_id
 from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.sampling import FinishReason
 from twostroke.cluster.telemetry.logs import log_request
 from twostroke.cluster.telemetry.metrics import RouterMetrics
+from twostroke.cluster.wire.convert import WireError, grammar_from_wire
 from twostroke.cluster.wire.status import abort_with
 from twostroke.proto.v1 import common_pb2, inference_pb2_grpc
 from twostroke.proto.v1 import inference_pb2 as pb
@@ -29,6 +31,7 @@ from twostroke.router.chat_template import ChatOptions
 from twostroke.router.gateway.content import read_messages
 from twostroke.router.gateway.encode import Encoder
 from twostroke.router.gateway.schema import Chat, read_chat_options
+from twostroke.router.grammar_gate import GrammarGate, check_grammar
 from twostroke.router.prepare import GenerateParams, check_params, prepare, serving
 from twostroke.router.request import (
     ChoiceEnd,
@@ -78,13 +81,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """Mount with `inference_pb2_grpc.add_InferenceServicer_to_server`."""
 
     def __init__(
-        self, generator: Generator, tokenizer: Tokenizer, config: RouterSection, metrics: RouterMetrics
+        self,
+        generator: Generator,
+        tokenizer: Tokenizer,
+        config: RouterSection,
+        metrics: RouterMetrics,
+        gate: GrammarGate | None = None,
     ) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
         self._encoder = Encoder(tokenizer)
         self._config = config
         self._metrics = metrics
+        self._gate = gate
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         try:
@@ -177,6 +186,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         params = _params(request, remaining_s)
         check_params(params, self._config.limits)
         model = serving(request.model, self._generator)
+        await check_grammar(params, self._gate)
         field, prompt, template = await self._tokens(request, model)
         return prepare(
             prompt,
@@ -252,7 +262,18 @@ def _params(request: pb.GenerateRequest, remaining_s: float | None) -> GenerateP
         ignore_eos=request.ignore_eos,
         logit_bias=tuple(request.logit_bias.items()),
         priority=request.priority,
+        grammar=_grammar(request),
+        grammar_field="grammar",
     )
+
+
+def _grammar(request: pb.GenerateRequest) -> Grammar | None:
+    if not request.HasField("grammar"):
+        return None
+    try:
+        return grammar_from_wire(request.grammar)
+    except WireError as error:
+        raise InvalidRequest(error.message, "grammar.kind") from None
 
 
 def _response(item: StreamItem, prompt: Sequence[int], spell: Callable[[int], bytes]) -> pb.GenerateResponse:

@@ -5,6 +5,7 @@
     prefill lost or failed, decode has started  CARRY_ON  it owns the request, and told the first token with it
     any other loss or failure before the end    CONTINUE  another pair, from the tokens delivered
     a job finished                              FINISH
+    a grammar broke                             REFUSE    it would break on every worker
 
 An answer whose end is known and whose tokens are all here needs nobody any more: every loss is CARRY_ON.
 """
@@ -27,6 +28,7 @@ class Reaction(Enum):
     RENEW = "renew"
     CONTINUE = "continue"
     FINISH = "finish"
+    REFUSE = "refuse"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ def on_ended(side: Side, outcome: Outcome, standing: Standing) -> Reaction:
         return Reaction.CARRY_ON
     if outcome is Outcome.FINISHED:
         return Reaction.FINISH
+    if outcome is Outcome.BROKEN_GRAMMAR:
+        return Reaction.REFUSE
     if side is Side.PREFILL and (outcome is Outcome.HANDED_OVER or standing.started):
         return Reaction.CARRY_ON
     return Reaction.CONTINUE

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from twostroke.cluster.config import LimitsSection, RouterSection
 from twostroke.cluster.core.errors import ContextOverflow, InvalidRequest, Unavailable, UnknownModel
+from twostroke.cluster.core.grammar import Grammar
 from twostroke.cluster.core.ids import RequestId, new_request_id
 from twostroke.cluster.core.random import draw_seed
 from twostroke.cluster.core.sampling import SamplingParams
@@ -51,6 +52,10 @@ class GenerateParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+    """What the answer must look like; checked by a `GrammarGate` before."""
+    grammar_field: str = "response_format"
+    """Where it came from."""
     timeout_s: float | None = None
     """None: `default_timeout_s`. Capped at `max_timeout_s`."""
     priority: int = 0
@@ -86,6 +91,8 @@ def check_params(params: GenerateParams, limits: LimitsSection) -> None:
     for _, bias in params.logit_bias:
         check_range("logit_bias", bias, -MAX_BIAS, MAX_BIAS)
     _check_stops(params, limits)
+    if params.grammar is not None:
+        _check_with_grammar(params, params.grammar, limits)
 
 
 def check_range(name: str, value: float, low: float, high: float = math.inf, *, above: bool = False) -> None:
@@ -110,6 +117,17 @@ def _check_stops(params: GenerateParams, limits: LimitsSection) -> None:
         raise InvalidRequest(
             f"at most {limits.max_stop_tokens} stop_token_ids, not {len(params.stop_token_ids)}", "stop_token_ids"
         )
+
+
+def _check_with_grammar(params: GenerateParams, grammar: Grammar, limits: LimitsSection) -> None:
+    """The grammar says where the answer may end, and then it does."""
+    if len(grammar.text) > limits.max_grammar_characters:
+        told = f"it has {len(grammar.text)} characters; at most {limits.max_grammar_characters} are taken"
+        raise InvalidRequest(told, params.grammar_field)
+    if params.ignore_eos:
+        raise InvalidRequest(f"ignore_eos cannot be used with {params.grammar_field}", "ignore_eos")
+    if params.min_tokens:
+        raise InvalidRequest(f"min_tokens cannot be used with {params.grammar_field}", "min_tokens")
 
 
 def serving(model_name: str | None, generator: Generator) -> ServedModel:
@@ -170,6 +188,8 @@ def prepare(
     check_ids(params.stop_token_ids, tokenizer.vocab_size, "stop_token_ids")
     if any(not 0 <= token < tokenizer.vocab_size for token, _ in params.logit_bias):
         raise InvalidRequest(f"token ids of logit_bias are 0 to {tokenizer.vocab_size - 1}", "logit_bias")
+    if params.grammar is not None and not tokenizer.end_token_ids:
+        raise InvalidRequest(f"{model.name} has no end token, so no grammar can be used", params.grammar_field)
     max_tokens = _max_tokens(len(prompt), params, model, config, prompt_field)
     timeout_s = config.default_timeout_s if params.timeout_s is None else params.timeout_s
     return GenerateRequest(
@@ -193,6 +213,7 @@ def prepare(
             logit_bias=tuple((token, float(bias)) for token, bias in params.logit_bias),
             logprobs=params.logprobs,
             prompt_logprobs=params.prompt_logprobs,
+            grammar=params.grammar,
         ),
         time_left_s=min(float(timeout_s), config.max_timeout_s),
         num_choices=params.n,
@@ -202,6 +223,7 @@ def prepare(
         client_request_id=client_request_id,
         priority=params.priority,
         template=template,
+        grammar_field=params.grammar_field,
     )
 
 

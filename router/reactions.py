@@ -9,7 +9,7 @@ from random import Random
 
 from twostroke.cluster.config import PolicySection
 from twostroke.cluster.core.clock import Clock
-from twostroke.cluster.core.errors import InternalError, TransferFailed
+from twostroke.cluster.core.errors import InternalError, InvalidRequest, TransferFailed
 from twostroke.cluster.core.ids import JobId
 from twostroke.cluster.core.link import WorkerLink
 from twostroke.cluster.core.messages import (
@@ -225,6 +225,9 @@ class Reactions:
             self._on_finished(choice, message)
         elif reaction is Reaction.CONTINUE:
             self._continue(choice, worker, message)
+        elif reaction is Reaction.REFUSE:
+            request = choice.request
+            self._lifecycle.fail(request, InvalidRequest(message.message, request.request.grammar_field))
         else:
             self._try_finish(choice)
 

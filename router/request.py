@@ -32,6 +32,8 @@ class GenerateRequest:
     """Lower goes first (`router.admission`)."""
     template: str = ""
     """Version of the prompt templates that made the prompt, for the log line."""
+    grammar_field: str = "response_format"
+    """Where the client put the grammar, if it sent one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from twostroke.proto.v1 import inference_pb2, inference_pb2_grpc
 from twostroke.router.discovery import Discovery
 from twostroke.router.dispatcher import Dispatcher
 from twostroke.router.gateway.app import create_app
+from twostroke.router.grammar_gate import GrammarGate
 from twostroke.router.grpc_api import InferenceServicer
 from twostroke.router.self_test import ship_once
 from twostroke.router.tokenizer import ByteTokenizer, ModelTokenizer, Tokenizer
@@ -76,10 +77,12 @@ async def run(config: Config, stop: asyncio.Event, on_ready: Callable[[Mapping[s
 
     async with open_state(config) as state:
         discovery = Discovery(state.registry, state.events, dispatcher, connect, prove, fetch_snapshot)
-        app = create_app(dispatcher, tokenizer, config.router, metrics, registry)
-        faces = _Faces(config, dispatcher, tokenizer, metrics, app)
+        gate = GrammarGate()
+        app = create_app(dispatcher, tokenizer, config.router, metrics, registry, gate=gate)
+        faces = _Faces(config, dispatcher, tokenizer, metrics, app, gate)
         try:
             discovery.start()
+            await gate.open()
             http, grpc_address = await faces.open()
             log.info("router_ready", incarnation=incarnation, http=http, grpc=grpc_address)
             on_ready({"role": "router", "incarnation": incarnation, "http": http, "grpc": grpc_address})
@@ -89,6 +92,7 @@ async def run(config: Config, stop: asyncio.Event, on_ready: Callable[[Mapping[s
                 log.warning("drain_incomplete", live=dispatcher.num_live)
         finally:
             await faces.close()
+            await gate.close()
             await discovery.close()
             await dispatcher.close()
     log.info("router_stopped", incarnation=incarnation)
@@ -98,7 +102,13 @@ class _Faces:
     """The HTTP and the gRPC server of one router. `open` once, `close` once."""
 
     def __init__(
-        self, config: Config, dispatcher: Dispatcher, tokenizer: Tokenizer, metrics: RouterMetrics, app: object
+        self,
+        config: Config,
+        dispatcher: Dispatcher,
+        tokenizer: Tokenizer,
+        metrics: RouterMetrics,
+        app: object,
+        gate: GrammarGate,
     ) -> None:
         self._config = config.router
         self._dispatcher = dispatcher
@@ -111,7 +121,7 @@ class _Faces:
         )
         # Signals are the process's (control.process), not uvicorn's.
         self._http_done = asyncio.Event()
-        servicer = InferenceServicer(dispatcher, tokenizer, self._config, metrics)
+        servicer = InferenceServicer(dispatcher, tokenizer, self._config, metrics, gate)
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._grpc)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name

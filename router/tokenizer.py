@@ -9,7 +9,7 @@ with the model's own markers. In chat, only the template's markers are control t
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as HubTokenizer
 
 from twostroke.cluster.config import FAKE_END_TOKEN, FAKE_VOCAB_SIZE, TemplatesSection
 from twostroke.cluster.core.errors import ConfigError, InvalidRequest
+from twostroke.engine.vocabulary import byte_vocabulary, read_token_bytes
 from twostroke.router.chat_template import ChatOptions, ChatTemplate, Message
 from twostroke.router.control_tokens import ControlTokens
 from twostroke.router.request import TextDecoderFactory
@@ -89,7 +90,7 @@ class ByteTokenizer:
     def __init__(self, templates: TemplatesSection | None = None) -> None:
         """Raises ConfigError for template files that are wrong."""
         self._templates = TemplateStore(templates or TemplatesSection(), None, {})
-        self._token_bytes = [bytes([value]) for value in range(256)] + [b"", b""]
+        self._token_bytes = byte_vocabulary().token_bytes
         self._factory = TokenTextDecoderFactory(self._token_bytes)
 
     @property
@@ -161,7 +162,7 @@ class ModelTokenizer:
         self._templates = TemplateStore(templates or TemplatesSection(), own, special_tokens)
         self._end_token_ids = self._find_ends(directory, special_tokens.get("eos_token", ""))
         self._vocab_size = self._find_vocab_size(directory)
-        token_bytes = _token_bytes(self._tokenizer, source, directory)
+        token_bytes = read_token_bytes(self._tokenizer, source, directory)
         self._token_bytes = token_bytes
         added = self._tokenizer.get_added_tokens_decoder()
         self._names = {token_id: token.content.encode() for token_id, token in added.items() if token.special}
@@ -283,44 +284,3 @@ def _chat_template(
         return ChatTemplate(source, special_tokens)
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError([f"model.source: {directory}: chat template: {error}"]) from None
-
-
-def _token_bytes(tokenizer: HubTokenizer, source: str, directory: Path) -> list[bytes]:
-    """The bytes that each token stands for; none for special tokens.
-
-    Byte-level BPE spells bytes as printable characters; SentencePiece spells a space as U+2581 and bytes as
-    `<0xNN>`. A SentencePiece answer keeps its leading space, since it continues the prompt's text.
-    """
-    kinds = set(_decoder_kinds(json.loads(source).get("decoder")))
-    byte_level = "ByteLevel" in kinds
-    if not byte_level and not kinds & {"ByteFallback", "Metaspace"}:
-        raise ConfigError([f"model.source: {directory}: tokenizer decoder {sorted(kinds)} is not supported"])
-    added = tokenizer.get_added_tokens_decoder()
-    spelling = _byte_level_spelling()
-    table: list[bytes] = []
-    for token_id in range(max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1):
-        token = tokenizer.id_to_token(token_id)
-        if token is None or (token_id in added and added[token_id].special):
-            table.append(b"")
-        elif byte_level:
-            known = all(character in spelling for character in token)
-            table.append(bytes(spelling[character] for character in token) if known else token.encode())
-        elif len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            table.append(bytes.fromhex(token[3:5]))
-        else:
-            table.append(token.replace("\u2581", " ").encode())
-    return table
-
-
-def _decoder_kinds(decoder: object) -> Iterable[str]:
-    if isinstance(decoder, dict):
-        yield str(decoder.get("type"))
-        for part in decoder.get("decoders", ()):
-            yield from _decoder_kinds(part)
-
-
-def _byte_level_spelling() -> dict[str, int]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the others for U+0100, U+0101, ... in order."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [value for value in range(256) if value not in printable]
-    return {chr(value): value for value in printable} | {chr(256 + n): value for n, value in enumerate(others)}

@@ -38,6 +38,8 @@ from twostroke.decode_worker.scheduler import DecodeLimits
 from twostroke.decode_worker.worker import DecodeWorker
 from twostroke.engine.executor import Executor
 from twostroke.engine.fake_executor import FakeExecutor
+from twostroke.engine.grammar import GrammarCompiler
+from twostroke.engine.vocabulary import Vocabulary
 from twostroke.prefill_worker.scheduler import PrefillLimits
 from twostroke.prefill_worker.worker import PrefillWorker
 from twostroke.proto.v1.kv_transfer_pb2_grpc import add_KvCollectiveServicer_to_server
@@ -115,8 +117,11 @@ MakeExecutor = Callable[[int], Executor]
 class FakeCluster:
     """Made by `fake_cluster`."""
 
-    def __init__(self, shape: Shape, wrap: WrapTransport, make_executor: MakeExecutor | None) -> None:
+    def __init__(
+        self, shape: Shape, wrap: WrapTransport, make_executor: MakeExecutor | None, vocabulary: Vocabulary | None
+    ) -> None:
         self.shape = shape
+        self._vocabulary = vocabulary
         self._make_executor = make_executor or self._make_fake
         self.prefill: list[Node] = []
         self.decode: list[Node] = []
@@ -149,6 +154,7 @@ class FakeCluster:
         batches: list[PrefixBatch] = []
         registry = CollectorRegistry()
         metrics = WorkerMetrics(registry, info.model, info.worker_id)
+        grammars = None if self._vocabulary is None else GrammarCompiler(self._given_vocabulary)
         worker: PrefillWorker | DecodeWorker
         if role is Role.PREFILL:
             inner: Transport = LoopbackTransport(executor.memory, self._receivers)
@@ -160,9 +166,11 @@ class FakeCluster:
                 )
             elif server is not None:
                 inner = GrpcTransport(executor.memory, info.incarnation, message_bytes=shape.message_bytes)
-            worker = PrefillWorker(info, executor, shape.prefill_limits, [self._wrap(inner)], batches.append, metrics)
+            worker = PrefillWorker(
+                info, executor, shape.prefill_limits, [self._wrap(inner)], batches.append, metrics, grammars
+            )
         else:
-            worker = DecodeWorker(info, executor, shape.decode_limits, batches.append, metrics)
+            worker = DecodeWorker(info, executor, shape.decode_limits, batches.append, metrics, grammars)
             self._receivers[info.incarnation] = Receiver(worker.book, executor.memory)
             if server is not None:
                 add_transfer_services(server, worker.book, executor.memory, info.incarnation)
@@ -181,6 +189,10 @@ class FakeCluster:
             await server.start()
         siblings.append(node)
         return node
+
+    def _given_vocabulary(self) -> Vocabulary:
+        assert self._vocabulary is not None
+        return self._vocabulary
 
     def _make_fake(self, num_pages: int) -> Executor:
         shape = self.shape
@@ -261,9 +273,12 @@ async def fake_cluster(
     shape: Shape = Shape(),
     wrap: WrapTransport = lambda transport: transport,
     make_executor: MakeExecutor | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> AsyncIterator[FakeCluster]:
-    """`wrap` may put a faulty or slow transport around each prefill worker's own. A failed test is not checked."""
-    cluster = FakeCluster(shape, wrap, make_executor)
+    """With a `vocabulary` workers take grammars. `wrap` may put a faulty or slow transport around each prefill worker's
+    own. A failed test is not checked.
+    """
+    cluster = FakeCluster(shape, wrap, make_executor, vocabulary)
     for _ in range(shape.prefill):
         await cluster.add(Role.PREFILL)
     for _ in range(shape.decode):

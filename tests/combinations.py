@@ -7,6 +7,7 @@ it otherwise or has none, a line in `http_body` or `grpc_request`.
 Values are those of the tiny models: 256 bytes as tokens behind four special ones.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -15,6 +16,7 @@ from typing import Any
 
 from tests.gateway_server import CHAT
 from tests.tiny_models import END_TOKEN, SPECIALS
+from twostroke.proto.v1 import common_pb2
 from twostroke.proto.v1 import inference_pb2 as pb
 
 NUM_DRAWN = 90
@@ -72,6 +74,18 @@ VALUES: Mapping[str, Sequence[Any]] = {
 GREEDY = {"temperature": 0}
 END_FIRST = {**GREEDY, "logit_bias": {str(END_TOKEN): 100}}
 E_ALWAYS = {**GREEDY, "logit_bias": {str(token_of("e")): 100}}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 4},
+        "ages": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 3},
+    },
+    "required": ["name", "ages"],
+    "additionalProperties": False,
+}
+JSON = {"seed": 9, "max_tokens": 70, "structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}
+CHOICE = {"structured_outputs": {"choice": ["yes", "no, never", "n\u00e9"]}}
+REGEX = {"structured_outputs": {"regex": "[a-f]{3,9}[0-9]{2}"}, "max_tokens": 20}
 EDGES: Mapping[str, Json] = {
     "end token first": END_FIRST,
     "end token first, of one": {**END_FIRST, "max_tokens": 1},
@@ -110,6 +124,29 @@ EDGES: Mapping[str, Json] = {
     "whole context": {**GREEDY, "prompt": "context", "max_tokens": CONTEXT - 480, "ignore_eos": True},
     "rest of the context": {**GREEDY, "prompt": "context", "ignore_eos": True},
     "over the context": {**GREEDY, "max_tokens": CONTEXT},
+    "a schema": JSON,
+    "a schema, greedy": {**JSON, **GREEDY, "cache": "shared"},
+    "a schema, twice, scored": {**JSON, "n": 2, "logprobs": 3, "prompt_logprobs": 1, "usage": True},
+    "a schema, cut short": {**JSON, "max_tokens": 3, "logprobs": 0},
+    "a schema, one token": {**JSON, "max_tokens": 1},
+    "a schema and a stop string": {**JSON, "stop": '","', "prompt": "unicode"},
+    "a regular expression and penalties": {
+        **REGEX,
+        "seed": 3,
+        "presence_penalty": 2,
+        "repetition_penalty": 1.5,
+        "n": 3,
+    },
+    "a regular expression and filters": {**REGEX, "seed": 3, "top_k": 3, "top_p": 0.9, "min_p": 0.1},
+    "a regular expression and a bias": {**REGEX, **E_ALWAYS, "logprobs": 1},
+    "a choice": {**CHOICE, "seed": 2, "n": 4, "logprobs": 1},
+    "a choice, greedy": {**CHOICE, **GREEDY, "prompt": "long"},
+    "a grammar": {"structured_outputs": {"grammar": 'start: "a" start "b" | "c"'}, "seed": 4, "max_tokens": 30},
+    "refused: a keyword": {"structured_outputs": {"json": {"not": {}}}},
+    "refused: a schema without an end": {"structured_outputs": {"json": {"$ref": "#"}}},
+    "refused: a regular expression": {"structured_outputs": {"regex": "(?=a)b"}},
+    "refused: a choice and min_tokens": {**CHOICE, "min_tokens": 2},
+    "refused: a choice without an end token": {**CHOICE, "ignore_eos": True},
     "refused: min_tokens over max_tokens": {"min_tokens": 5, "max_tokens": 4},
     "refused: no choice": {"n": 0},
     "refused: too many choices": {"n": 129},
@@ -242,6 +279,8 @@ def grpc_request(combination: Combination, as_chat: bool) -> pb.GenerateRequest:
         params["stop"] = [params["stop"]]
     if "logit_bias" in params:
         params["logit_bias"] = {int(token): bias for token, bias in params["logit_bias"].items()}
+    if "structured_outputs" in params:
+        params["grammar"] = _grammar(params.pop("structured_outputs"))
     request = {"model": "fake", "cache_salt": _salt(combination, f"grpc {as_chat}"), **params}
     if as_chat:
         plain = [(turn["role"], turn["content"]) for turn in messages(prompt)]
@@ -255,3 +294,15 @@ def grpc_request(combination: Combination, as_chat: bool) -> pb.GenerateRequest:
     if prompt == "ids":
         return pb.GenerateRequest(token_ids=pb.TokenIds(ids=IDS), **request)
     return pb.GenerateRequest(text=TEXTS[prompt][0], **request)
+
+
+def _grammar(outputs: Json) -> common_pb2.Grammar:
+    kinds = {
+        "json": common_pb2.GRAMMAR_KIND_JSON_SCHEMA,
+        "regex": common_pb2.GRAMMAR_KIND_REGEX,
+        "choice": common_pb2.GRAMMAR_KIND_CHOICE,
+        "grammar": common_pb2.GRAMMAR_KIND_GRAMMAR,
+    }
+    [name] = kinds.keys() & outputs.keys()
+    text = outputs[name] if isinstance(outputs[name], str) else json.dumps(outputs[name])
+    return common_pb2.Grammar(kind=kinds[name], text=text, compact=outputs.get("disable_any_whitespace", False))

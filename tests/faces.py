@@ -28,6 +28,7 @@ from twostroke.proto.v1 import common_pb2
 from twostroke.proto.v1 import inference_pb2 as pb
 from twostroke.proto.v1.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
 from twostroke.router.gateway.app import create_app
+from twostroke.router.grammar_gate import GrammarGate
 from twostroke.router.grpc_api import InferenceServicer
 from twostroke.router.request import (
     Delta,
@@ -148,11 +149,12 @@ async def faces(routed: RoutedCluster, tokenizer: Tokenizer, **config: Any) -> A
     section = RouterSection(**config)
     registry = CollectorRegistry()
     metrics = RouterMetrics(registry, "fake")
-    server = new_server()
-    add_InferenceServicer_to_server(InferenceServicer(recorder, tokenizer, section, metrics), server)  # type: ignore[no-untyped-call]
+    server, gate = new_server(), GrammarGate()
+    servicer = InferenceServicer(recorder, tokenizer, section, metrics, gate)
+    add_InferenceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     port = bind(server, "127.0.0.1", 0)
     await server.start()
-    app = create_app(recorder, tokenizer, section, metrics, registry)
+    app = create_app(recorder, tokenizer, section, metrics, registry, gate=gate)
     async with (
         serving(app) as (_, http_port),
         aiohttp.ClientSession(
@@ -164,6 +166,7 @@ async def faces(routed: RoutedCluster, tokenizer: Tokenizer, **config: Any) -> A
     ):
         yield Faces(client, InferenceStub(channel), recorder)  # type: ignore[no-untyped-call]
     await server.stop(None)
+    await gate.close()
 
 
 # ------------------------------------------------------------------------------------------ streams put together

@@ -18,6 +18,7 @@ from twostroke.cluster.config import RouterSection
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.router.fake_generator import FakeGenerator
 from twostroke.router.gateway.app import create_app
+from twostroke.router.grammar_gate import GrammarGate
 from twostroke.router.tokenizer import ByteTokenizer, Tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -32,6 +33,7 @@ class Gateway:
     port: int
     server: uvicorn.Server
     registry: CollectorRegistry
+    gate: GrammarGate
 
     @property
     def url(self) -> str:
@@ -83,12 +85,15 @@ async def gateway(
     tokenizer = tokenizer or ByteTokenizer()
     generator = FakeGenerator(tokenizer, **fields)
     registry = CollectorRegistry()
-    app = create_app(generator, tokenizer, config or RouterSection(), RouterMetrics(registry, "fake"), registry)
+    gate = GrammarGate()
+    metrics = RouterMetrics(registry, "fake")
+    app = create_app(generator, tokenizer, config or RouterSection(), metrics, registry, gate=gate)
     async with (
         serving(app) as (server, port),
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client,
     ):
-        yield Gateway(generator, client, port, server, registry)
+        yield Gateway(generator, client, port, server, registry, gate)
+    await gate.close()
     assert not generator.live
 
 

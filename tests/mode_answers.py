@@ -14,6 +14,7 @@ from tests.combinations import DEFAULT_MAX_TOKENS, Combination, grpc_request, ht
 from tests.faces import Answer, Faces, faces
 from tests.gateway_server import CHAT, COMPLETION
 from tests.greedy_reference import model_cluster, shape_over
+from twostroke.engine.vocabulary import load_vocabulary
 from twostroke.router.tokenizer import ModelTokenizer
 
 Call = tuple[str, str]
@@ -47,7 +48,7 @@ async def _ask_all(
     directory: Path, way: str, asked: Sequence[tuple[Combination, int]], pool: Mapping[str, Any]
 ) -> Answers:
     shape = Shape(prefill=0, **pool) if way == LOCAL else shape_over(way, **pool)
-    tokenizer = ModelTokenizer(directory)
+    tokenizer, vocabulary = ModelTokenizer(directory), load_vocabulary(directory)
     room = asyncio.Semaphore(AT_ONCE)
     answers: Answers = {}
 
@@ -57,7 +58,7 @@ async def _ask_all(
                 answers[combination.name, call, before] = await ask(served, combination, call)
 
     async with (
-        model_cluster(directory, shape, "auto", decoders=tokenizer.text_decoders) as routed,
+        model_cluster(directory, shape, "auto", decoders=tokenizer.text_decoders, vocabulary=vocabulary) as routed,
         faces(routed, tokenizer, default_max_tokens=DEFAULT_MAX_TOKENS) as served,
         asyncio.TaskGroup() as group,
     ):

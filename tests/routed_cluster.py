@@ -26,6 +26,7 @@ from twostroke.cluster.core.sampling import FinishReason, SamplingParams
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.cluster.transport.base import Shipment, TransferStats, Transport
 from twostroke.engine.fake_executor import golden
+from twostroke.engine.vocabulary import Vocabulary
 from twostroke.router.dispatcher import Dispatcher
 from twostroke.router.request import (
     ChoiceEnd,
@@ -234,6 +235,7 @@ async def routed_cluster(
     *,
     gate: Gate | None = None,
     make_executor: MakeExecutor | None = None,
+    vocabulary: Vocabulary | None = None,
     decoders: TextDecoderFactory = NumberText,
     policy: dict[str, Any] | None = None,
     **config: Any,
@@ -242,7 +244,9 @@ async def routed_cluster(
     make the text of answers.
     """
     placing = PolicySection(**{"local_threshold_tokens": 0, **(policy or {})})
-    async with fake_cluster(shape, gate.wrap if gate else lambda transport: transport, make_executor) as cluster:
+    async with fake_cluster(
+        shape, gate.wrap if gate else lambda transport: transport, make_executor, vocabulary
+    ) as cluster:
         registry = CollectorRegistry()
         dispatcher = Dispatcher(
             RouterSection(**{"policy": placing, **config}),

@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 from twostroke.cluster.core.events import PrefixSnapshot
+from twostroke.cluster.core.grammar import Grammar, GrammarKind
 from twostroke.cluster.core.ids import Incarnation, JobId, LeaseId, PageId, PrefixKey, RequestId, WorkerId
 from twostroke.cluster.core.layout import PageGroup, PageLayout
 from twostroke.cluster.core.logprobs import TokenLogprob
@@ -99,6 +100,7 @@ def samplings() -> st.SearchStrategy[SamplingParams]:
         end_token_ids=token_ids,
         stop_token_ids=token_ids,
         ignore_eos=st.booleans(),
+        grammar=st.none() | st.builds(Grammar, st.sampled_from(GrammarKind), names, st.booleans()),
         logit_bias=st.lists(st.tuples(counts, reals), max_size=4).map(tuple),
         logprobs=st.none() | counts,
         prompt_logprobs=st.none() | counts,

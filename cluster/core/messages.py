@@ -236,6 +236,8 @@ class Outcome(Enum):
     PREEMPTED = "preempted"
     """Decode side gave it back for lack of pages; the dispatcher continues it on a pair."""
     TRANSFER_FAILED = "transfer_failed"
+    BROKEN_GRAMMAR = "broken_grammar"
+    """Its grammar cannot be followed within the limits; no other worker would fare better."""
     FAILED = "failed"
 
 

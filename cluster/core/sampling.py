@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from twostroke.cluster.core.grammar import Grammar
+
 
 class FinishReason(Enum):
     """Why an answer is complete, in the words of the OpenAI API."""
@@ -37,6 +39,8 @@ class SamplingParams:
     end_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    grammar: Grammar | None = None
+    """What the text must look like; where it may be complete, one of `end_token_ids` ends it."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, what is added to its logit), before penalties; ids are unique."""
     logprobs: int | None = None

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Sequence
 
 from twostroke.cluster.core.errors import TwostrokeError
+from twostroke.cluster.core.grammar import Grammar, GrammarKind
 from twostroke.cluster.core.ids import Incarnation, JobId, LeaseId, PageId, RequestId, WorkerId
 from twostroke.cluster.core.layout import PageGroup, PageLayout
 from twostroke.cluster.core.messages import Lease, LeaseShard
@@ -112,6 +113,7 @@ def sampling_to_wire(sampling: SamplingParams) -> pb.SamplingParams:
         end_token_ids=sampling.end_token_ids,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
+        grammar=None if sampling.grammar is None else grammar_to_wire(sampling.grammar),
         bias_ids=[token for token, _ in sampling.logit_bias],
         biases=[bias for _, bias in sampling.logit_bias],
         logprobs=sampling.logprobs,
@@ -136,10 +138,31 @@ def sampling_from_wire(sampling: pb.SamplingParams) -> SamplingParams:
         end_token_ids=tuple(sampling.end_token_ids),
         stop_token_ids=tuple(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
+        grammar=grammar_from_wire(sampling.grammar) if sampling.HasField("grammar") else None,
         logit_bias=tuple(zip(sampling.bias_ids, sampling.biases, strict=True)),
         logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
         prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
     )
+
+
+_GRAMMAR_TO_WIRE = {
+    GrammarKind.JSON_SCHEMA: pb.GRAMMAR_KIND_JSON_SCHEMA,
+    GrammarKind.REGEX: pb.GRAMMAR_KIND_REGEX,
+    GrammarKind.CHOICE: pb.GRAMMAR_KIND_CHOICE,
+    GrammarKind.GRAMMAR: pb.GRAMMAR_KIND_GRAMMAR,
+}
+_GRAMMAR_FROM_WIRE: dict[int, GrammarKind] = {wire: kind for kind, wire in _GRAMMAR_TO_WIRE.items()}
+
+
+def grammar_to_wire(grammar: Grammar) -> pb.Grammar:
+    return pb.Grammar(kind=_GRAMMAR_TO_WIRE[grammar.kind], text=grammar.text, compact=grammar.compact)
+
+
+def grammar_from_wire(grammar: pb.Grammar) -> Grammar:
+    kind = _GRAMMAR_FROM_WIRE.get(grammar.kind)
+    if kind is None:
+        raise WireError(f"unknown kind of grammar {grammar.kind}")
+    return Grammar(kind, grammar.text, grammar.compact)
 
 
 _FINISH_TO_WIRE = {

@@ -61,6 +61,7 @@ _OUTCOME = {
     Outcome.PREEMPTED: pb.OUTCOME_PREEMPTED,
     Outcome.TRANSFER_FAILED: pb.OUTCOME_TRANSFER_FAILED,
     Outcome.FAILED: pb.OUTCOME_FAILED,
+    Outcome.BROKEN_GRAMMAR: pb.OUTCOME_BROKEN_GRAMMAR,
 }
 _ROLE_BACK: dict[int, Role] = {wire: role for role, wire in _ROLE.items()}
 _STROKE_BACK: dict[int, Stroke] = {wire: stroke for stroke, wire in _STROKE.items()}

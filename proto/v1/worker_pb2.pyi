@@ -42,6 +42,7 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTCOME_PREEMPTED: _ClassVar[Outcome]
     OUTCOME_TRANSFER_FAILED: _ClassVar[Outcome]
     OUTCOME_FAILED: _ClassVar[Outcome]
+    OUTCOME_BROKEN_GRAMMAR: _ClassVar[Outcome]
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
@@ -65,6 +66,7 @@ OUTCOME_EXPIRED: Outcome
 OUTCOME_PREEMPTED: Outcome
 OUTCOME_TRANSFER_FAILED: Outcome
 OUTCOME_FAILED: Outcome
+OUTCOME_BROKEN_GRAMMAR: Outcome
 
 class WorkerInfo(_message.Message):
     __slots__ = ("worker_id", "incarnation", "role", "address", "model", "layout", "num_pages", "max_context", "chunk_tokens", "transports", "device", "weight_bytes")

@@ -46,6 +46,7 @@ from twostroke.router.gateway.responses_schema import parse_input_tokens, parse_
 from twostroke.router.gateway.schema import Ask, Chat, Parser, parse_chat, parse_completion
 from twostroke.router.gateway.tokens import Tokens
 from twostroke.router.gateway.typed_answer import Telling, TypedAnswer
+from twostroke.router.grammar_gate import GrammarGate, check_grammar
 from twostroke.router.prepare import prepare, serving
 from twostroke.router.request import GenerateRequest, Generator, RequestStream, ServedModel
 from twostroke.router.tokenizer import Tokenizer
@@ -64,10 +65,13 @@ def create_app(
     registry: CollectorRegistry,
     clock: Clock | None = None,
     unix_time: Callable[[], float] = time.time,
+    gate: GrammarGate | None = None,
 ) -> FastAPI:
-    """The ASGI app. It has no life-span of its own: run it under any server, with as many connections as wanted."""
+    """The ASGI app. Without a `gate`, which is the caller's to close, it takes no grammar. It has no life-span of
+    its own: run it under any server, with as many connections as wanted.
+    """
     app = FastAPI(title="twostroke", docs_url=None, redoc_url=None, redirect_slashes=False)
-    generating = _Generating(generator, tokenizer, config, metrics, clock or SystemClock(), unix_time)
+    generating = _Generating(generator, tokenizer, config, metrics, clock or SystemClock(), unix_time, gate)
     queries = Queries(generator, registry)
     tokens = Tokens(generator, tokenizer, config)
     for method, path, endpoint in (
@@ -123,6 +127,7 @@ class _Generating:
         metrics: RouterMetrics,
         clock: Clock,
         unix_time: Callable[[], float],
+        gate: GrammarGate | None,
     ) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
@@ -131,6 +136,7 @@ class _Generating:
         self._metrics = metrics
         self._clock = clock
         self._unix_time = unix_time
+        self._gate = gate
         self._chat_form = ChatForm()
         self._completion_form = CompletionForm()
 
@@ -184,10 +190,12 @@ class _Generating:
         ask = parse(body, self._config.limits)
         model = serving(ask.model, self._generator)
         parsed_at = self._clock.now()
+        await check_grammar(ask.params, self._gate)
+        checked_at = self._clock.now()
         prompts, template, echoes = await self._encode(ask, model)
         tokenized_at = self._clock.now()
         self._metrics.router_overhead_seconds.of("parse").observe(parsed_at - started_at)
-        self._metrics.router_overhead_seconds.of("tokenize").observe(tokenized_at - parsed_at)
+        self._metrics.router_overhead_seconds.of("tokenize").observe(tokenized_at - checked_at)
         return _Read(ask, model, prompts, template, echoes)
 
     async def _answer(self, request: Request, parse: Parser, form: Form) -> Response:

@@ -15,12 +15,13 @@ are called as vLLM calls them; `timeout` is in seconds.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest
+from twostroke.cluster.core.grammar import Grammar
 from twostroke.cluster.core.logprobs import MAX_TOP
 from twostroke.router.chat_template import ChatOptions, Message
 from twostroke.router.gateway.content import (
@@ -32,6 +33,7 @@ from twostroke.router.gateway.content import (
     read_stop_token_ids,
     read_variables,
 )
+from twostroke.router.gateway.formats import read_form
 from twostroke.router.gateway.logprobs import LOGIT_BIAS_SCHEMA, read_logit_bias
 from twostroke.router.prepare import MAX_PRIORITY, GenerateParams, check_params, check_range
 
@@ -57,7 +59,6 @@ UNSERVED: Mapping[str, tuple[object, ...]] = {
     "modalities": (["text"],),
     "prediction": (),
     "reasoning_effort": (),
-    "response_format": ({"type": "text"},),
     "store": (False,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
@@ -94,6 +95,36 @@ _MESSAGE = {
 }
 
 
+_FORMAT = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": ["text", "json_object", "json_schema"]},
+        "json_schema": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string"},
+                "description": {"type": "string"},
+                "schema": {"type": "object"},
+                "strict": {"type": "boolean"},
+            },
+        },
+    },
+}
+_STRUCTURED = {
+    "type": "object",
+    "properties": {
+        "json": {"anyOf": [{"type": "object"}, {"type": "string"}]},
+        "json_object": {"const": True},
+        "regex": {"type": "string"},
+        "choice": {"type": "array", "minItems": 1, "items": {"type": "string"}},
+        "grammar": {"type": "string"},
+        "disable_any_whitespace": {"type": "boolean"},
+    },
+}
+
+
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -120,6 +151,8 @@ class _Body(BaseModel):
     stop: Annotated[object, WithJsonSchema(_TEXTS)] = None
     stop_token_ids: Annotated[object, WithJsonSchema(IDS)] = None
     ignore_eos: bool = False
+    response_format: Annotated[object, WithJsonSchema(_FORMAT)] = None
+    structured_outputs: Annotated[object, WithJsonSchema(_STRUCTURED)] = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -290,6 +323,7 @@ def _ask(
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
         priority=body.priority,
+        **_grammar(body),
     )
     check_params(params, limits)
     return Ask(
@@ -304,6 +338,16 @@ def _ask(
         max_tokens_field=max_tokens_field,
         prompt_top=body.prompt_logprobs,
     )
+
+
+class _GrammarParams(TypedDict, total=False):
+    grammar: Grammar
+    grammar_field: str
+
+
+def _grammar(body: _Body) -> _GrammarParams:
+    form = read_form(body.response_format, body.structured_outputs)
+    return {} if form is None else {"grammar": form.grammar, "grammar_field": form.field}
 
 
 Body = TypeVar("Body", bound=BaseModel)

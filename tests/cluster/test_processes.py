@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tests.children import child_environment
 from tests.process_cluster import ProcessCluster, expected, process_cluster, request
 from tests.tiny_models import make_tiny_model
+from twostroke.proto.v1 import common_pb2
 
 LONG = [position % 250 for position in range(1500)]
 
@@ -28,6 +29,10 @@ def details(error: grpc.aio.AioRpcError, kind: Any) -> Any:
     raise AssertionError(f"no {kind.__name__} in {status}")
 
 
+def regex(text: str) -> common_pb2.Grammar:
+    return common_pb2.Grammar(kind=common_pb2.GRAMMAR_KIND_REGEX, text=text)
+
+
 BAD = [
     ("model", request([1], 4, model="other")),
     ("token_ids", request([], 4)),
@@ -38,6 +43,8 @@ BAD = [
     ("top_p", request([1], 4, top_p=-1.0)),
     ("n", request([1], 4, n=1 << 31)),
     ("timeout_s", request([1], 4, timeout_s=-1.0)),
+    ("grammar", request([1], 4, ignore_eos=False, grammar=regex("(a{1000}){1000}"))),
+    ("grammar", request([1], 4, ignore_eos=False, grammar=regex("(" * 60_000))),
 ]
 
 

@@ -11,12 +11,15 @@ from tests.client_servers import grpc_api
 from tests.waiting import until
 from twostroke.cluster.config import RouterSection
 from twostroke.cluster.core.errors import InvalidRequest, Overloaded
+from twostroke.cluster.core.grammar import Grammar, GrammarKind
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.cluster.wire.channel import bind, new_server, open_channel
 from twostroke.cluster.wire.status import from_rpc
+from twostroke.proto.v1 import common_pb2
 from twostroke.proto.v1 import inference_pb2 as pb
 from twostroke.proto.v1.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
 from twostroke.router.fake_generator import FakeGenerator
+from twostroke.router.grammar_gate import GrammarGate
 from twostroke.router.grpc_api import InferenceServicer
 from twostroke.router.tokenizer import ByteTokenizer
 
@@ -28,8 +31,9 @@ class Api:
         tokenizer = ByteTokenizer()
         self._registry = CollectorRegistry()
         self.generator = FakeGenerator(tokenizer)
+        self.gate = GrammarGate()
         self.servicer = InferenceServicer(
-            self.generator, tokenizer, RouterSection(), RouterMetrics(self._registry, "fake")
+            self.generator, tokenizer, RouterSection(), RouterMetrics(self._registry, "fake"), self.gate
         )
 
     def refusals(self, reason: str) -> float:
@@ -50,6 +54,7 @@ class Api:
                         pass
         finally:
             await server.stop(None)
+            await self.gate.close()
         return raised.value
 
 
@@ -64,6 +69,10 @@ def ask(**changes: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(**{"model": "fake", "text": "Hello", **changes})
 
 
+def regex(text: str) -> common_pb2.Grammar:
+    return common_pb2.Grammar(kind=common_pb2.GRAMMAR_KIND_REGEX, text=text)
+
+
 def chat(*roles: str) -> pb.ChatMessages:
     return pb.ChatMessages(messages=[pb.ChatMessage(role=role, content="Hi") for role in roles])
 
@@ -75,6 +84,9 @@ def chat(*roles: str) -> pb.ChatMessages:
         pytest.param(pb.GenerateRequest(model="fake", chat=chat()), "chat.messages", id="no message"),
         pytest.param(pb.GenerateRequest(model="fake", chat=chat("user", "tool")), "chat.messages[1].role", id="role"),
         pytest.param(pb.GenerateRequest(model="fake"), "input", id="no input"),
+        pytest.param(ask(grammar=common_pb2.Grammar(text="a")), "grammar.kind", id="no kind of grammar"),
+        pytest.param(ask(grammar=regex("(a")), "grammar", id="no grammar"),
+        pytest.param(ask(grammar=regex("a"), ignore_eos=True), "ignore_eos", id="no end with a grammar"),
     ],
 )
 async def test_a_bad_request_names_its_field_and_is_counted(request_: pb.GenerateRequest, field: str) -> None:
@@ -107,6 +119,15 @@ async def test_a_client_that_leaves_before_the_first_token_leaves_nothing_runnin
     await items.aclose()  # type: ignore[attr-defined]
     assert api.generator.cancelled == [accepted.request_id]
     assert not api.generator.live
+
+
+async def test_a_grammar_reaches_the_generator() -> None:
+    api = Api()
+    items = api.servicer.Generate(ask(grammar=regex("a+")), Context())  # type: ignore[arg-type]
+    await anext(items)
+    assert api.generator.submitted[0].sampling.grammar == Grammar(GrammarKind.REGEX, "a+")
+    await items.aclose()  # type: ignore[attr-defined]
+    await api.gate.close()
 
 
 UNARY = {

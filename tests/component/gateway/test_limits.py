@@ -51,6 +51,14 @@ LIMITS: list[tuple[str, int, str, dict[str, Any], dict[str, Any], str]] = [
         "logit_bias",
     ),
     ("max_salt_characters", 9, COMPLETION, {"cache_salt": "z" * 9}, {"cache_salt": "z" * 10}, "cache_salt"),
+    (
+        "max_grammar_characters",
+        9,
+        CHAT,
+        {"structured_outputs": {"regex": "z" * 9}},
+        {"structured_outputs": {"regex": "z" * 10}},
+        "structured_outputs.regex",
+    ),
 ]
 
 
@@ -128,6 +136,9 @@ POISON: list[tuple[str, bytes, str | None]] = [
     (CHAT, b'"chat_template_kwargs": {"a": ' + b"[" * 90 + b"]" * 90 + b"}", "chat_template_kwargs"),
     (CHAT, b'"metadata": ' + b'{"a":' * 90 + b"1" + b"}" * 90, "metadata"),
     (CHAT, b'"messages": ' + b"[" * 5000 + b"]" * 5000, None),
+    (CHAT, b'"structured_outputs": {"json": {"$ref": "#"}}', "structured_outputs.json"),
+    (CHAT, b'"structured_outputs": {"regex": "' + b"(" * 500 + b'"}', "structured_outputs.regex"),
+    (CHAT, b'"structured_outputs": {"regex": "(a{1000}){1000}"}', "structured_outputs.regex"),
     ("/detokenize", b'"tokens": [1, 1e400]', None),
     ("/detokenize", b'"tokens": [99999999999999999999]', "tokens[0]"),
     ("/tokenize", b'"prompt": "\\udfff"', None),
@@ -175,6 +186,7 @@ async def refused(server: Gateway, path: str, field: bytes, named: str | None) -
 
 async def test_poison_beside_a_long_stream_changes_no_byte_of_it() -> None:
     async with gateway(answers=["The naïve café 🙂 serves tea. "], hold_at=100) as server:
+        await server.gate.open()  # as a router does when it starts
         alone = await stream_beside(server, poison=False)
         beside = await stream_beside(server, poison=True)
         assert alone == beside

@@ -11,6 +11,8 @@ from twostroke.cluster.core.errors import PeerLost
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 INPUT_TOKENS = f"{RESPONSES}/input_tokens"
 COUNT = f"{MESSAGES}/count_tokens"
+FORMAT = {"type": "json_schema", "json_schema": {"name": "it", "schema": {"type": "object"}, "strict": True}}
+COMPACT = {"disable_any_whitespace": True}
 USER = {"role": "user", "content": "Hi"}
 GOOD: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"model": "fake", "messages": [USER], "max_tokens": 2}),
@@ -30,6 +32,9 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     (MESSAGES, {"model": "fake", "messages": [USER], "max_tokens": 2, "system": "x", "metadata": {"user_id": "u"}}),
     (MESSAGES, {"model": "fake", "messages": [USER], "max_tokens": 50, "stop_sequences": ["wor"], "top_k": 5}),
     (COUNT, {"model": "fake", "messages": [USER], "tools": []}),
+    (CHAT, {"model": "fake", "messages": [USER], "response_format": FORMAT, "structured_outputs": COMPACT}),
+    (COMPLETION, {"model": "fake", "prompt": "x", "response_format": {"type": "json_object"}}),
+    (COMPLETION, {"model": "fake", "prompt": "x", "structured_outputs": {"choice": ["a", "b"]}}),
     ("/tokenize", {"prompt": "a", "return_token_strs": True}),
     ("/tokenize", {"model": "fake", "messages": [USER]}),
     ("/detokenize", {"tokens": [1, 2]}),
@@ -42,6 +47,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"model": "fake", "messages": [USER], "temprature": 1}),
     (CHAT, {"model": "fake", "messages": [USER], "store": True}),
     (CHAT, {"model": "fake", "messages": [USER], "max_tokens": "5"}),
+    (CHAT, {"model": "fake", "messages": [USER], "response_format": {"type": "yaml"}}),
+    (COMPLETION, {"model": "fake", "prompt": "x", "structured_outputs": {"choice": []}}),
     (COMPLETION, {"model": "fake", "prompt": "x", "suffix": "y"}),
     (COMPLETION, {"model": "fake", "prompt": {"a": 1}}),
     (COMPLETION, {"model": "fake", "prompt": "x", "n": 0}),

@@ -73,7 +73,6 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"tools": [{"type": "function"}]}, "tools"),
     (CHAT, {"tool_choice": "required"}, "tool_choice"),
     (CHAT, {"functions": [{}]}, "functions"),
-    (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
     (CHAT, {"audio": {"voice": "x"}}, "audio"),
     (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (CHAT, {"reasoning_effort": "high"}, "reasoning_effort"),

@@ -60,3 +60,8 @@ def test_ends_on_the_good_way() -> None:
     assert on_ended(Side.PREFILL, Outcome.FINISHED, standing(progressed=True)) is Reaction.FINISH
     assert on_ended(Side.DECODE, Outcome.FINISHED, standing(Phase.DECODING, started=True)) is Reaction.FINISH
     assert on_ended(Side.DECODE, Outcome.PREEMPTED, standing(Phase.DECODING, started=True)) is Reaction.CONTINUE
+
+
+@pytest.mark.parametrize("side", Side)
+def test_a_broken_grammar_is_the_clients_to_mend(side: Side) -> None:
+    assert on_ended(side, Outcome.BROKEN_GRAMMAR, standing(progressed=True)) is Reaction.REFUSE
