@@ -13,17 +13,19 @@ from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.router.chat_template import ChatOptions, Message
 from twostroke.router.gateway.content import read_messages, read_stop
+from twostroke.router.gateway.formats import read_output_config
 from twostroke.router.gateway.renaming import renamed
 from twostroke.router.gateway.schema import Ask, Chat, validate
 from twostroke.router.prepare import GenerateParams, check_params
 
 IGNORED: Mapping[str, type] = {"cache_control": dict, "diagnostics": dict, "inference_geo": str, "metadata": dict}
+IGNORED_IN_COUNTS: Mapping[str, type] = {**IGNORED, "output_config": dict}
+"""A form of the answer changes no prompt."""
 
 UNSERVED: Mapping[str, tuple[object, ...]] = {
     "container": (),
     "context_management": (),
     "mcp_servers": ([],),
-    "output_config": ({},),
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),
     "thinking": ({"type": "disabled"},),
@@ -55,6 +57,18 @@ class CountBody(BaseModel):
     system: Annotated[object, WithJsonSchema(_CONTENT)] = None
 
 
+_OUTPUT_CONFIG = {
+    "type": "object",
+    "properties": {
+        "format": {
+            "type": "object",
+            "required": ["type", "schema"],
+            "properties": {"type": {"const": "json_schema"}, "schema": {"type": "object"}},
+        }
+    },
+}
+
+
 class MessagesBody(CountBody):
     max_tokens: Annotated[int, Field(ge=1)]
     stop_sequences: Annotated[object, WithJsonSchema(_TEXTS)] = None
@@ -63,6 +77,7 @@ class MessagesBody(CountBody):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1)] = 0
     stream: bool = False
+    output_config: Annotated[object, WithJsonSchema(_OUTPUT_CONFIG)] = None
     seed: int | None = None
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     cache_salt: str = ""
@@ -73,6 +88,7 @@ def parse_messages(body: dict[str, object], limits: LimitsSection) -> Ask:
     parsed = validate(MessagesBody, body, UNSERVED, IGNORED)
     if parsed.stop_sequences is not None and not isinstance(parsed.stop_sequences, list):
         raise InvalidRequest("stop_sequences must be a list of strings", "stop_sequences")
+    form = read_output_config(parsed.output_config)
     with renamed({"stop": "stop_sequences"}):
         params = GenerateParams(
             max_tokens=parsed.max_tokens,
@@ -82,6 +98,8 @@ def parse_messages(body: dict[str, object], limits: LimitsSection) -> Ask:
             seed=parsed.seed,
             stop=read_stop(parsed.stop_sequences),
             timeout_s=parsed.timeout,
+            grammar=form.grammar if form is not None else None,
+            grammar_field=form.field if form is not None else "output_config",
         )
         check_params(params, limits)
     return Ask(
@@ -96,7 +114,7 @@ def parse_messages(body: dict[str, object], limits: LimitsSection) -> Ask:
 
 def parse_count(body: dict[str, object], limits: LimitsSection) -> Ask:
     """As much of a request as decides how many tokens its prompt has. Raises InvalidRequest naming the field."""
-    parsed = validate(CountBody, body, UNSERVED, IGNORED)
+    parsed = validate(CountBody, body, UNSERVED, IGNORED_IN_COUNTS)
     return Ask(
         model=parsed.model,
         prompt=_conversation(parsed, limits),

@@ -1,4 +1,5 @@
-"""The fields that ask for a form of the answer: OpenAI's `response_format` and vLLM's `structured_outputs`.
+"""The fields that ask for a form of the answer: OpenAI's `response_format` and, of `/v1/responses`, `text.format`;
+Anthropic's `output_config.format`; vLLM's `structured_outputs`.
 
     response_format      {"type": "text" | "json_object"}, {"type": "json_schema", "json_schema": {"name", "schema"}}
     structured_outputs   one of json, json_object, regex, choice, grammar; disable_any_whitespace, which can also
@@ -30,6 +31,35 @@ class Placed(NamedTuple):
     field: str
 
 
+def read_text_format(value: object) -> Placed | None:
+    """`text.format` of `/v1/responses`: a `response_format` with the parts of its schema beside the type."""
+    field = "text.format"
+    if value is None:
+        return None
+    form = _object(value, field)
+    if form.get("type") != "json_schema":
+        return _read_response_format(form, field)
+    return _read_json_schema({name: form[name] for name in form if name != "type"}, field)
+
+
+def read_output_config(value: object) -> Placed | None:
+    """`output_config` of `/v1/messages`: a schema is all that it may ask for."""
+    if value is None:
+        return None
+    config = _object(value, "output_config")
+    asked = next((name for name in config if name != "format" and config[name] is not None), None)
+    if asked is not None:
+        raise InvalidRequest(f"{asked[:128]} is not supported here", f"output_config.{asked[:128]}")
+    if config.get("format") is None:
+        return None
+    field = "output_config.format"
+    form = _object(config["format"], field)
+    if form.get("type") != "json_schema":
+        raise InvalidRequest("type must be json_schema", f"{field}.type")
+    _known(form, ("type", "schema"), field)
+    return Placed(schema_grammar(form.get("schema"), f"{field}.schema"), f"{field}.schema")
+
+
 def read_form(response_format: object, structured_outputs: object) -> Placed | None:
     """Raises InvalidRequest naming the field."""
     form = None if response_format is None else _read_response_format(response_format)
@@ -54,8 +84,7 @@ def schema_grammar(schema: object, field: str, *, compact: bool = False) -> Gram
     return Grammar(GrammarKind.JSON_SCHEMA, _dumped(schema, field), compact)
 
 
-def _read_response_format(value: object) -> Placed | None:
-    field = "response_format"
+def _read_response_format(value: object, field: str = "response_format") -> Placed | None:
     form = _object(value, field)
     match form.get("type"):
         case "text":

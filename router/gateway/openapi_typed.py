@@ -53,7 +53,7 @@ _RESPONSE = object_of(
     previous_response_id=NULL,
     store={"const": False},
     temperature=NUMBER,
-    text=object_of(format=object_of(type={"const": "text"})),
+    text=object_of({"verbosity": STRING}, format={"type": "object"}),
     tool_choice={"const": "auto"},
     tools={"type": "array", "maxItems": 0},
     top_logprobs=COUNT,

@@ -106,7 +106,7 @@ class ResponsesTelling:
             "previous_response_id": None,
             "store": False,
             "temperature": params.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": self._ask.text,
             "tool_choice": "auto",
             "tools": [],
             "top_logprobs": params.logprobs or 0,

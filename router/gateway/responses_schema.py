@@ -15,6 +15,7 @@ from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.cluster.core.logprobs import MAX_TOP
 from twostroke.router.chat_template import ChatOptions, Message
 from twostroke.router.gateway.content import read_messages
+from twostroke.router.gateway.formats import Placed, read_text_format
 from twostroke.router.gateway.renaming import renamed
 from twostroke.router.gateway.schema import Ask, Chat, StreamOptions, validate
 from twostroke.router.prepare import GenerateParams, check_params
@@ -27,6 +28,9 @@ IGNORED: Mapping[str, type] = {
     "safety_identifier": str,
     "user": str,
 }
+
+IGNORED_IN_COUNTS: Mapping[str, type] = {**IGNORED, "text": dict}
+"""A form of the answer changes no prompt."""
 
 UNSERVED: Mapping[str, tuple[object, ...]] = {
     "access_programs": (),
@@ -42,7 +46,6 @@ UNSERVED: Mapping[str, tuple[object, ...]] = {
     "reasoning": ({},),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "text": ({}, {"format": {"type": "text"}}),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncation": ("disabled",),
@@ -78,6 +81,23 @@ _ITEM = {
 }
 _INPUT = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _ITEM}]}
 _INCLUDE = {"type": "array", "items": {"enum": list(INCLUDABLE)}}
+_TEXT = {
+    "type": "object",
+    "properties": {
+        "format": {
+            "type": "object",
+            "required": ["type"],
+            "properties": {
+                "type": {"enum": ["text", "json_object", "json_schema"]},
+                "name": {"type": "string"},
+                "description": {"type": "string"},
+                "schema": {"type": "object"},
+                "strict": {"type": "boolean"},
+            },
+        },
+        "verbosity": {"enum": ["medium", None]},
+    },
+}
 _METADATA = {"type": "object", "maxProperties": MAX_METADATA, "additionalProperties": {"type": "string"}}
 
 
@@ -96,6 +116,7 @@ class ResponsesBody(InputTokensBody):
     include: Annotated[object, WithJsonSchema(_INCLUDE)] = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP)] = 0
     metadata: Annotated[object, WithJsonSchema(_METADATA)] = None
+    text: Annotated[object, WithJsonSchema(_TEXT)] = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     top_k: Annotated[int, Field(ge=-1)] = 0
@@ -106,6 +127,8 @@ class ResponsesBody(InputTokensBody):
 
 @dataclass(frozen=True, slots=True)
 class ResponsesAsk(Ask):
+    text: dict[str, object] = field(default_factory=dict)
+    """As it was sent, for the answer."""
     instructions: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
 
@@ -115,6 +138,7 @@ def parse_responses(body: dict[str, object], limits: LimitsSection) -> Responses
     parsed = _validate(ResponsesBody, body)
     if parsed.stream_options is not None and not parsed.stream:
         raise InvalidRequest("stream_options needs stream to be true", "stream_options")
+    text, form = _text(parsed.text)
     params = GenerateParams(
         max_tokens=parsed.max_output_tokens,
         temperature=parsed.temperature,
@@ -123,6 +147,8 @@ def parse_responses(body: dict[str, object], limits: LimitsSection) -> Responses
         seed=parsed.seed,
         timeout_s=parsed.timeout,
         logprobs=_logprobs(parsed),
+        grammar=form.grammar if form is not None else None,
+        grammar_field=form.field if form is not None else "text.format",
     )
     with renamed({"max_tokens": MAX_OUTPUT, "logprobs": "top_logprobs"}):
         check_params(params, limits)
@@ -136,6 +162,7 @@ def parse_responses(body: dict[str, object], limits: LimitsSection) -> Responses
         top=params.logprobs,
         max_tokens_field=MAX_OUTPUT,
         prompt_field="input",
+        text=text,
         instructions=parsed.instructions,
         metadata=_metadata(parsed.metadata),
     )
@@ -143,7 +170,7 @@ def parse_responses(body: dict[str, object], limits: LimitsSection) -> Responses
 
 def parse_input_tokens(body: dict[str, object], limits: LimitsSection) -> Ask:
     """As much of a request as decides how many tokens its prompt has. Raises InvalidRequest naming the field."""
-    parsed = _validate(InputTokensBody, body)
+    parsed = _validate(InputTokensBody, body, IGNORED_IN_COUNTS)
     return Ask(
         model=parsed.model,
         prompt=_conversation(parsed, limits),
@@ -158,13 +185,13 @@ def parse_input_tokens(body: dict[str, object], limits: LimitsSection) -> Ask:
 Body = TypeVar("Body", bound=InputTokensBody)
 
 
-def _validate(kind: type[Body], body: dict[str, object]) -> Body:
+def _validate(kind: type[Body], body: dict[str, object], ignored: Mapping[str, type] = IGNORED) -> Body:
     for name in STATEFUL:
         if body.get(name) not in (None, False):
             raise InvalidRequest(
                 f"nothing is stored here, so {name} cannot be served; send the whole conversation as input", name
             )
-    return validate(kind, body, UNSERVED, IGNORED)
+    return validate(kind, body, UNSERVED, ignored)
 
 
 def _conversation(body: InputTokensBody, limits: LimitsSection) -> Chat:
@@ -206,6 +233,20 @@ def _part(part: object, path: str) -> object:
     if unknown is not None:
         raise InvalidRequest("this field of a part is not supported here", f"{path}.{unknown[:128]}")
     return {"type": "text", "text": part.get("text")}
+
+
+def _text(value: object) -> tuple[dict[str, object], Placed | None]:
+    """The field as the answer repeats it, and the form that it asks for."""
+    text = {} if value is None else value
+    if not isinstance(text, dict):
+        raise InvalidRequest("text must be an object", "text")
+    for name in text:
+        if name not in ("format", "verbosity"):
+            raise InvalidRequest("this field of text is not supported here", f"text.{name[:128]}")
+    if text.get("verbosity") not in (None, "medium"):
+        raise InvalidRequest("verbosity can only be medium here", "text.verbosity")
+    sent = {name: text[name] for name in text if text[name] is not None}
+    return {"format": {"type": "text"}} | sent, read_text_format(text.get("format"))
 
 
 def _logprobs(body: ResponsesBody) -> int | None:

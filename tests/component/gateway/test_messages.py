@@ -12,6 +12,7 @@ from anthropic import (
     NotFoundError,
     RateLimitError,
 )
+from pydantic import BaseModel
 
 from tests.gateway_server import events_of, gateway
 from twostroke.cluster.core.errors import Overloaded, PeerLost
@@ -161,6 +162,24 @@ async def test_the_events_without_the_helper() -> None:
     assert (last.delta.stop_reason, last.usage.output_tokens) == ("end_turn", snapshot.usage.output_tokens)
 
 
+class Boat(BaseModel):
+    name: str
+    size: int
+
+
+async def test_a_schema_is_enforced_and_the_helpers_read_the_answer() -> None:
+    answer = '{"name": "Ada", "size": 3}'
+    async with gateway(answers=[answer]) as server, client_of(server.url) as client:
+        parsed = await client.messages.parse(model="fake", max_tokens=50, messages=HI, output_format=Boat)
+        async with client.messages.stream(model="fake", max_tokens=50, messages=HI, output_format=Boat) as stream:
+            final = await stream.get_final_message()
+        first, second = (request.sampling.grammar for request in server.generator.submitted)
+    assert parsed.parsed_output == final.parsed_output == Boat(name="Ada", size=3)
+    assert first == second
+    assert first is not None
+    assert "size" in first.text
+
+
 async def test_count_tokens_counts_what_create_reads() -> None:
     async with gateway() as server, client_of(server.url) as client:
         counted = await client.messages.count_tokens(model="fake", system="Be brief.", messages=HI)
@@ -237,6 +256,15 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         pytest.param({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type", id="image"),
         pytest.param({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", id="content"),
         pytest.param({"system": 5}, "system", id="system"),
+        pytest.param({"output_config": {"effort": "low"}}, "output_config.effort", id="effort"),
+        pytest.param(
+            {"output_config": {"format": {"type": "text"}}}, "output_config.format.type", id="a format's type"
+        ),
+        pytest.param(
+            {"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
+            "output_config.format.schema",
+            id="a schema that cannot be enforced",
+        ),
         pytest.param({"system": [IMAGE]}, "system[0].type", id="an image in system"),
         pytest.param({"nonsense": 1}, "nonsense", id="unknown"),
     ],

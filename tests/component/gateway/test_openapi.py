@@ -12,6 +12,8 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 INPUT_TOKENS = f"{RESPONSES}/input_tokens"
 COUNT = f"{MESSAGES}/count_tokens"
 FORMAT = {"type": "json_schema", "json_schema": {"name": "it", "schema": {"type": "object"}, "strict": True}}
+FLAT = {"type": "json_schema", "name": "it", "schema": {"type": "object"}, "strict": True}
+BARE = {"type": "json_schema", "schema": {"type": "object"}}
 COMPACT = {"disable_any_whitespace": True}
 USER = {"role": "user", "content": "Hi"}
 GOOD: list[tuple[str, dict[str, Any]]] = [
@@ -28,6 +30,11 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     (RESPONSES, {"model": "fake", "input": "Hi", "max_output_tokens": 2, "instructions": "x", "metadata": {"a": "b"}}),
     (RESPONSES, {"model": "fake", "input": [USER], "store": False, "tools": [], "user": "u", "temperature": None}),
     (RESPONSES, {"model": "fake", "input": "Hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+    (RESPONSES, {"model": "fake", "input": "Hi", "text": {"format": FLAT}}),
+    (RESPONSES, {"model": "fake", "input": "Hi", "text": {"format": {"type": "json_object"}, "verbosity": "medium"}}),
+    (INPUT_TOKENS, {"model": "fake", "input": "Hi", "text": {"format": FLAT}}),
+    (MESSAGES, {"model": "fake", "messages": [USER], "max_tokens": 50, "output_config": {"format": BARE}}),
+    (COUNT, {"model": "fake", "messages": [USER], "output_config": {"format": BARE}}),
     (INPUT_TOKENS, {"model": "fake", "input": "Hi", "instructions": "x", "tools": None}),
     (MESSAGES, {"model": "fake", "messages": [USER], "max_tokens": 2, "system": "x", "metadata": {"user_id": "u"}}),
     (MESSAGES, {"model": "fake", "messages": [USER], "max_tokens": 50, "stop_sequences": ["wor"], "top_k": 5}),

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError, RateLimitError
+from pydantic import BaseModel
 
 from tests.gateway_server import events_of, gateway
 from twostroke.cluster.core.errors import Overloaded, PeerLost
@@ -130,6 +131,31 @@ async def test_logprobs_are_those_of_a_chat() -> None:
     assert [entry.token for entries in deltas for entry in entries] == [entry["token"] for entry in expected[:-1]]
 
 
+class Boat(BaseModel):
+    name: str
+    size: int
+
+
+async def test_a_form_is_that_of_a_chat_and_the_helpers_read_it() -> None:
+    answer = '{"name": "Ada", "size": 3}'
+    async with gateway(answers=[answer]) as server, client_of(server.url) as client:
+        parsed = await client.responses.parse(model="fake", input="Hi", text_format=Boat)
+        async with client.responses.stream(model="fake", input="Hi", text_format=Boat) as stream:
+            final = await stream.get_final_response()
+        await client.chat.completions.parse(
+            model="fake", messages=[{"role": "user", "content": "Hi"}], response_format=Boat
+        )
+        plain = await client.responses.create(model="fake", input="Hi", text={"format": {"type": "text"}})
+        *of_responses, of_chat, of_text = (request.sampling.grammar for request in server.generator.submitted)
+    assert parsed.output_parsed == final.output_parsed == Boat(name="Ada", size=3)
+    assert of_chat is not None
+    assert of_responses == [of_chat, of_chat]
+    assert of_text is None
+    assert parsed.text is not None
+    assert plain.text is not None
+    assert (parsed.text.format.type, plain.text.format.type) == ("json_schema", "text")  # type: ignore[union-attr]
+
+
 async def test_input_tokens_counts_what_create_reads() -> None:
     async with gateway() as server, client_of(server.url) as client:
         counted = await client.responses.input_tokens.count(model="fake", input="Hi", instructions="Be brief.")
@@ -191,6 +217,15 @@ async def test_a_client_that_leaves_cancels() -> None:
             {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x", "nonsense": 1}]}]},
             "input[0].content[0].nonsense",
             id="a part's field",
+        ),
+        pytest.param({"text": 5}, "text", id="text"),
+        pytest.param({"text": {"verbosity": "low"}}, "text.verbosity", id="verbosity"),
+        pytest.param({"text": {"format": {"type": "xml"}}}, "text.format.type", id="a format's type"),
+        pytest.param({"text": {"format": {"type": "json_schema"}}}, "text.format.name", id="a format's name"),
+        pytest.param(
+            {"text": {"format": {"type": "json_schema", "name": "it", "schema": {"not": {}}}}},
+            "text.format.schema",
+            id="a schema that cannot be enforced",
         ),
         pytest.param({"metadata": {"a": 1}}, "metadata.a", id="metadata"),
         pytest.param({"include": ["file_search_call.results"]}, "include[0]", id="include"),
