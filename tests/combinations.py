@@ -19,7 +19,7 @@ from tests.tiny_models import END_TOKEN, SPECIALS
 from twostroke.proto.v1 import common_pb2
 from twostroke.proto.v1 import inference_pb2 as pb
 
-NUM_DRAWN = 90
+NUM_DRAWN = 96
 CONTEXT = 512
 """Of the tiny model, in tokens."""
 DEFAULT_MAX_TOKENS = 8
@@ -44,6 +44,20 @@ TEXTS = {
 IDS = [*range(4, 40), 0, *range(60, 75)]
 """A prompt of token ids, a special one among them."""
 
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 4},
+        "ages": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 3},
+    },
+    "required": ["name", "ages"],
+    "additionalProperties": False,
+}
+JSON = {"seed": 9, "max_tokens": 70, "structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}
+CHOICE = {"structured_outputs": {"choice": ["yes", "no, never", "n\u00e9"]}}
+REGEX = {"structured_outputs": {"regex": "[a-f]{3,9}[0-9]{2}"}, "max_tokens": 20}
+FORM = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
+
 VALUES: Mapping[str, Sequence[Any]] = {
     "prompt": ("one", "sentence", "page", "unicode", "long", "two", "ids"),
     "max_tokens": (None, 1, 2, 5, 14),
@@ -61,6 +75,8 @@ VALUES: Mapping[str, Sequence[Any]] = {
     "frequency_penalty": (None, 0.5, -1),
     "repetition_penalty": (None, 1.3, 0.8),
     "logit_bias": (None, {str(END_TOKEN): 8}, {str(token_of("e")): 6, str(token_of("a")): 6, "9": -100}),
+    "response_format": (None, {"type": "json_object"}, FORM),
+    "structured_outputs": (None, CHOICE["structured_outputs"], REGEX["structured_outputs"]),
     "logprobs": (None, 0, 5, 20),
     "prompt_logprobs": (None, 0, 4),
     "echo": (None, True),
@@ -74,18 +90,6 @@ VALUES: Mapping[str, Sequence[Any]] = {
 GREEDY = {"temperature": 0}
 END_FIRST = {**GREEDY, "logit_bias": {str(END_TOKEN): 100}}
 E_ALWAYS = {**GREEDY, "logit_bias": {str(token_of("e")): 100}}
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 4},
-        "ages": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 3},
-    },
-    "required": ["name", "ages"],
-    "additionalProperties": False,
-}
-JSON = {"seed": 9, "max_tokens": 70, "structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}
-CHOICE = {"structured_outputs": {"choice": ["yes", "no, never", "n\u00e9"]}}
-REGEX = {"structured_outputs": {"regex": "[a-f]{3,9}[0-9]{2}"}, "max_tokens": 20}
 EDGES: Mapping[str, Json] = {
     "end token first": END_FIRST,
     "end token first, of one": {**END_FIRST, "max_tokens": 1},
@@ -182,7 +186,11 @@ class Combination:
 
 
 def is_sound(params: Json) -> bool:
-    return (params["min_tokens"] or 0) <= (params["max_tokens"] or DEFAULT_MAX_TOKENS)  # else refused: an edge has it
+    """False for what is refused together, which edges have."""
+    forms = [params[name] for name in ("response_format", "structured_outputs") if params[name]]
+    if len(forms) > 1 or (forms and (params["min_tokens"] or params["ignore_eos"])):
+        return False
+    return (params["min_tokens"] or 0) <= (params["max_tokens"] or DEFAULT_MAX_TOKENS)
 
 
 def covering(values: Mapping[str, Sequence[Any]], count: int) -> Iterator[Json]:
@@ -281,6 +289,9 @@ def grpc_request(combination: Combination, as_chat: bool) -> pb.GenerateRequest:
         params["logit_bias"] = {int(token): bias for token, bias in params["logit_bias"].items()}
     if "structured_outputs" in params:
         params["grammar"] = _grammar(params.pop("structured_outputs"))
+    if "response_format" in params:
+        asked = params.pop("response_format")
+        params["grammar"] = _grammar({"json": asked.get("json_schema", {}).get("schema", {"type": "object"})})
     request = {"model": "fake", "cache_salt": _salt(combination, f"grpc {as_chat}"), **params}
     if as_chat:
         plain = [(turn["role"], turn["content"]) for turn in messages(prompt)]

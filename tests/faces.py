@@ -150,6 +150,7 @@ async def faces(routed: RoutedCluster, tokenizer: Tokenizer, **config: Any) -> A
     registry = CollectorRegistry()
     metrics = RouterMetrics(registry, "fake")
     server, gate = new_server(), GrammarGate()
+    await gate.open()
     servicer = InferenceServicer(recorder, tokenizer, section, metrics, gate)
     add_InferenceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     port = bind(server, "127.0.0.1", 0)
