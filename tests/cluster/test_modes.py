@@ -119,7 +119,7 @@ def test_a_pair_answers_as_one_worker(tiny_modes: Modes, transport: str, combina
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("transport", ["grpc"])
-@pytest.mark.parametrize("combination", DRAWN[::4], ids=str)
+@pytest.mark.parametrize("combination", DRAWN[::8], ids=str)
 def test_so_does_a_pair_with_the_demo_model(demo_modes: Modes, transport: str, combination: Combination) -> None:
     check(demo_modes, transport, combination)
 
