@@ -28,8 +28,9 @@ TIMES = {combination.name: num_asked(index) for index, combination in enumerate(
 DRAWN = [combination for combination in COMBINATIONS if combination.name.startswith("drawn")]
 SAMPLE = 8
 """Transports other than loopback get one combination in so many."""
-TINY = {"page_size": 4, "num_pages": 2048, "prefill_chunk": 16}
-DEMO = {"page_size": 16, "num_pages": 512, "prefill_chunk": 128, "message_bytes": 1 << 20}
+TINY = {"page_size": 4, "num_pages": 1 << 15, "prefill_chunk": 16}
+"""Room for all that is asked: what is asked again must find its prompt cached."""
+DEMO = {"page_size": 16, "num_pages": 1024, "prefill_chunk": 128, "message_bytes": 1 << 20}
 REFUSALS = (400, 404, "INVALID_ARGUMENT", "NOT_FOUND", "cannot be said")
 EXCLUSIVE = {
     ("max_tokens", "min_tokens"),
