@@ -23,6 +23,36 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _TEXTS = {"regex": GrammarKind.REGEX, "grammar": GrammarKind.GRAMMAR}
 _OUTPUTS = ("json", "json_object", "regex", "choice", "grammar")
 
+FORMAT_SCHEMA = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"enum": ["text", "json_object", "json_schema"]},
+        "json_schema": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string"},
+                "description": {"type": "string"},
+                "schema": {"type": "object"},
+                "strict": {"type": "boolean"},
+            },
+        },
+    },
+}
+OUTPUTS_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "json": {"anyOf": [{"type": "object"}, {"type": "string"}]},
+        "json_object": {"const": True},
+        "regex": {"type": "string"},
+        "choice": {"type": "array", "minItems": 1, "items": {"type": "string"}},
+        "grammar": {"type": "string"},
+        "disable_any_whitespace": {"type": "boolean"},
+    },
+}
+"""What the OpenAPI document says of them."""
+
 
 class Placed(NamedTuple):
     """A grammar, and the field of the body that it came from."""

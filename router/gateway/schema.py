@@ -33,7 +33,7 @@ from twostroke.router.gateway.content import (
     read_stop_token_ids,
     read_variables,
 )
-from twostroke.router.gateway.formats import read_form
+from twostroke.router.gateway.formats import FORMAT_SCHEMA, OUTPUTS_SCHEMA, read_form
 from twostroke.router.gateway.logprobs import LOGIT_BIAS_SCHEMA, read_logit_bias
 from twostroke.router.prepare import MAX_PRIORITY, GenerateParams, check_params, check_range
 
@@ -95,36 +95,6 @@ _MESSAGE = {
 }
 
 
-_FORMAT = {
-    "type": "object",
-    "required": ["type"],
-    "properties": {
-        "type": {"enum": ["text", "json_object", "json_schema"]},
-        "json_schema": {
-            "type": "object",
-            "required": ["name"],
-            "properties": {
-                "name": {"type": "string"},
-                "description": {"type": "string"},
-                "schema": {"type": "object"},
-                "strict": {"type": "boolean"},
-            },
-        },
-    },
-}
-_STRUCTURED = {
-    "type": "object",
-    "properties": {
-        "json": {"anyOf": [{"type": "object"}, {"type": "string"}]},
-        "json_object": {"const": True},
-        "regex": {"type": "string"},
-        "choice": {"type": "array", "minItems": 1, "items": {"type": "string"}},
-        "grammar": {"type": "string"},
-        "disable_any_whitespace": {"type": "boolean"},
-    },
-}
-
-
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -151,8 +121,8 @@ class _Body(BaseModel):
     stop: Annotated[object, WithJsonSchema(_TEXTS)] = None
     stop_token_ids: Annotated[object, WithJsonSchema(IDS)] = None
     ignore_eos: bool = False
-    response_format: Annotated[object, WithJsonSchema(_FORMAT)] = None
-    structured_outputs: Annotated[object, WithJsonSchema(_STRUCTURED)] = None
+    response_format: Annotated[object, WithJsonSchema(FORMAT_SCHEMA)] = None
+    structured_outputs: Annotated[object, WithJsonSchema(OUTPUTS_SCHEMA)] = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
