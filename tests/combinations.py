@@ -125,6 +125,8 @@ EDGES: Mapping[str, Json] = {
     "smallest seed": {"seed": -(1 << 63), "n": 2},
     "bias on all": {**GREEDY, "logit_bias": {str(token): -100 for token in range(4, 200)}, "logprobs": 1},
     "best of n": {"seed": 8, "best_of": 2, "n": 2},
+    "best of more": {"seed": 8, "best_of": 5, "n": 2, "logprobs": 1},
+    "prompt alone": {**GREEDY, "prompt": "two", "max_tokens": 0, "echo": True, "logprobs": 2},
     "whole context": {**GREEDY, "prompt": "context", "max_tokens": CONTEXT - 480, "ignore_eos": True},
     "rest of the context": {**GREEDY, "prompt": "context", "ignore_eos": True},
     "over the context": {**GREEDY, "max_tokens": CONTEXT},
@@ -167,8 +169,12 @@ EDGES: Mapping[str, Json] = {
     "refused: long salt": {"salt": "x" * 257},
     "refused: model": {"model": "another"},
 }
-BY_FACE = {"echo": "completions", "best_of": "completions", "chat": "chat", "priority": "http", "usage": "http"}
-"""Parameters that not every face has; the others leave them out."""
+BY_FACE = {"echo": "completions", "best_of": "completions", "chat": "chat"}
+"""Parameters that not every face has; the others leave them out. gRPC has `chat` for its chats."""
+FACES_DIFFER = frozenset({"whole context", "best of more", "prompt alone"})
+"""Edges that not every face takes: a chat template adds to the context, gRPC and streams do not choose the best, only
+completions score a prompt alone.
+"""
 
 
 @dataclass(frozen=True)
@@ -225,7 +231,7 @@ def all_combinations() -> list[Combination]:
 
 def _shared(combination: Combination, face: str) -> Json:
     """The parameters that the face has, with defaults for a short answer."""
-    params = {name: value for name, value in combination.params.items() if BY_FACE.get(name, face) in (face, "http")}
+    params = {name: value for name, value in combination.params.items() if BY_FACE.get(name, face) == face}
     params.pop("cache", None)
     return params
 
@@ -278,8 +284,9 @@ def http_body(combination: Combination, path: str, streamed: bool) -> Json:
 
 def grpc_request(combination: Combination, as_chat: bool) -> pb.GenerateRequest:
     """Raises ValueError for what the wire's types cannot say."""
-    params = {name: value for name, value in combination.params.items() if name not in BY_FACE and name != "cache"}
+    params = _shared(combination, "grpc")
     prompt = params.pop("prompt", "sentence")
+    params.pop("usage", None)
     params.pop("salt", None)
     if "seed" in params:
         params["seed"] &= (1 << 64) - 1
@@ -301,7 +308,8 @@ def grpc_request(combination: Combination, as_chat: bool) -> pb.GenerateRequest:
             )
             for role, text in plain
         ]
-        return pb.GenerateRequest(chat=pb.ChatMessages(messages=turns), **request)
+        options = combination.params.get("chat", {})
+        return pb.GenerateRequest(chat=pb.ChatMessages(messages=turns, **options), **request)
     if prompt == "ids":
         return pb.GenerateRequest(token_ids=pb.TokenIds(ids=IDS), **request)
     return pb.GenerateRequest(text=TEXTS[prompt][0], **request)
