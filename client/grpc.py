@@ -7,20 +7,18 @@ async with GrpcClient("router:8001") as client:
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from types import TracebackType
 
 import grpc
 import grpc.aio
 
-from twostroke.client.calls import DEFAULT_TIMEOUT_S, AnswerStream, Caller, Ended, Item, Started, encoding
+from twostroke.client.asking import AskingClient
+from twostroke.client.calls import DEFAULT_TIMEOUT_S, Caller, Ended, Item, Started, encoding
 from twostroke.client.types import (
-    Answer,
     Ask,
     Message,
     ModelInfo,
     Piece,
     Prompt,
-    Sampling,
     TokenLogprob,
     Usage,
     WorkerLoad,
@@ -37,54 +35,15 @@ _FINISH = {
 }
 
 
-class GrpcClient:
-    """Safe to use from many tasks of one loop. Close it, or use it as a context."""
-
+class GrpcClient(AskingClient):
     def __init__(self, address: str, *, caller: Caller | None = None) -> None:
         """`address` is host:port."""
         self._channel = open_channel(address)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
-        self._caller = caller or Caller()
-        self._model = ""
-
-    async def __aenter__(self) -> "GrpcClient":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+        super().__init__(caller)
 
     async def close(self) -> None:
         await self._channel.close(None)
-
-    def stream(
-        self,
-        prompt: Prompt,
-        sampling: Sampling | None = None,
-        *,
-        model: str = "",
-        cache_salt: str = "",
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-    ) -> AnswerStream:
-        """An answer as it is made; see `AnswerStream`. `model` empty: the one that is served."""
-        ask = Ask(model, prompt, sampling or Sampling(), cache_salt)
-        return AnswerStream(lambda left_s: self._attempt(ask, left_s), self._caller, timeout_s)
-
-    async def generate(
-        self,
-        prompt: Prompt,
-        sampling: Sampling | None = None,
-        *,
-        model: str = "",
-        cache_salt: str = "",
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-    ) -> Answer:
-        """The whole answer. Raises TwostrokeError."""
-        async with self.stream(prompt, sampling, model=model, cache_salt=cache_salt, timeout_s=timeout_s) as stream:
-            async for _ in stream:
-                pass
-            return stream.answer
 
     async def cancel(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         """Cancel a request of anybody's by its id; False when no such request is live."""

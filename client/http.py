@@ -8,13 +8,13 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any
 
 import httpx
 
-from twostroke.client.calls import DEFAULT_TIMEOUT_S, AnswerStream, Caller, Ended, Item, Started, encoding
-from twostroke.client.types import Answer, Ask, Message, ModelInfo, Piece, Prompt, Sampling, TokenLogprob, Usage
+from twostroke.client.asking import AskingClient
+from twostroke.client.calls import DEFAULT_TIMEOUT_S, Caller, Ended, Item, Started, encoding
+from twostroke.client.types import Ask, Message, ModelInfo, Piece, Prompt, TokenLogprob, Usage
 from twostroke.cluster.core.errors import DeadlineExceeded, InternalError, PeerLost, Unavailable
 from twostroke.cluster.wire.status import from_http, from_http_body
 
@@ -25,56 +25,17 @@ _DATA = b"data: "
 _DONE = b"[DONE]"
 
 
-class HttpClient:
-    """Safe to use from many tasks of one loop. Close it, or use it as a context."""
-
+class HttpClient(AskingClient):
     def __init__(self, base_url: str, *, api_key: str = "", caller: Caller | None = None) -> None:
         """`base_url` without `/v1`. With an `api_key`, it is sent as a bearer token."""
         headers = {"content-type": "application/json"}
         if api_key:
             headers["authorization"] = f"Bearer {api_key}"
         self._http = httpx.AsyncClient(base_url=base_url, headers=headers)
-        self._caller = caller or Caller()
-        self._model = ""
-
-    async def __aenter__(self) -> "HttpClient":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+        super().__init__(caller)
 
     async def close(self) -> None:
         await self._http.aclose()
-
-    def stream(
-        self,
-        prompt: Prompt,
-        sampling: Sampling | None = None,
-        *,
-        model: str = "",
-        cache_salt: str = "",
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-    ) -> AnswerStream:
-        """An answer as it is made; see `AnswerStream`. `model` empty: the one that is served."""
-        ask = Ask(model, prompt, sampling or Sampling(), cache_salt)
-        return AnswerStream(lambda left_s: self._attempt(ask, left_s), self._caller, timeout_s)
-
-    async def generate(
-        self,
-        prompt: Prompt,
-        sampling: Sampling | None = None,
-        *,
-        model: str = "",
-        cache_salt: str = "",
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-    ) -> Answer:
-        """The whole answer. Raises TwostrokeError."""
-        async with self.stream(prompt, sampling, model=model, cache_salt=cache_salt, timeout_s=timeout_s) as stream:
-            async for _ in stream:
-                pass
-            return stream.answer
 
     async def model(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> ModelInfo:
         """The model that is served. Raises TwostrokeError: Unavailable while there is none."""
