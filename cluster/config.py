@@ -146,6 +146,9 @@ class LimitsSection(Section):
     max_logit_biases: Positive = 1024
     max_grammar_characters: Annotated[int, Field(gt=0, le=65536)] = 65536
     """Of a schema, regular expression, grammar, or of choices together."""
+    max_tools: Positive = 128
+    max_tool_schema_bytes: Positive = 64 << 10
+    """Of one function's `parameters`, as JSON."""
 
 
 class TemplatesSection(Section):

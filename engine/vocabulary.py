@@ -1,7 +1,7 @@
 """The bytes that each token stands for: what text decoders and grammars are made over. No torch.
 
 Byte-level BPE spells bytes as printable characters; SentencePiece spells a space as U+2581 and bytes as `<0xNN>`.
-Control tokens stand for no bytes, so that no grammar allows one and no answer shows one.
+Control tokens stand for no bytes, so that no grammar allows one and no answer shows one; all but `SHOWN`.
 """
 
 import json
@@ -14,6 +14,11 @@ from twostroke.cluster.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+SHOWN = frozenset(
+    {"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<tool_call>", "</tool_call>", "<think>", "</think>"}  # Mistral's; others'
+)
+"""Marks of tool calls and reasoning are text of an answer, even where a tokenizer counts them as control tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ def read_token_bytes(tokenizer: "Tokenizer", source: str, directory: Path) -> li
     table: list[bytes] = []
     for token_id in range(max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1):
         token = tokenizer.id_to_token(token_id)
-        if token is None or (token_id in added and added[token_id].special):
+        if token is None or (token_id in added and added[token_id].special and token not in SHOWN):
             table.append(b"")
         elif byte_level:
             known = all(character in spelling for character in token)

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 import jinja2
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from twostroke.cluster.core.errors import InvalidRequest
+from twostroke.router.tool_calls import style_of
 
 Message = Mapping[str, object]
 
@@ -33,7 +35,9 @@ class ChatOptions:
     continue_final_message: bool = False
     """End within the last message, so that the answer goes on where that stops. Without `add_generation_prompt`."""
     variables: Mapping[str, object] = field(default_factory=dict)
-    """What the template may ask for beside (`chat_template_kwargs`); never a name of `RESERVED`."""
+    """What the template may ask for beside: `chat_template_kwargs`, none with a name of `RESERVED`; and `tools`, as
+    OpenAI has them.
+    """
 
 
 RESERVED = frozenset(
@@ -96,6 +100,8 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
+        asked_for = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        self.style = style_of(source, shows_tools="tools" in asked_for)
 
     def render(self, messages: Sequence[Message], options: ChatOptions | None = None) -> str:
         """The prompt's text. Raises InvalidRequest naming `messages`."""
@@ -120,9 +126,9 @@ class ChatTemplate:
         try:
             return self._template.render(
                 {
+                    "tools": None,
                     **options.variables,
                     "messages": messages,
-                    "tools": None,
                     "documents": None,
                     "add_generation_prompt": options.add_generation_prompt,
                     **self._special_tokens,

@@ -213,7 +213,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 field, limits = "chat.messages", self._config.limits
                 plain = [_plain(message) for message in request.chat.messages]
                 chat = Chat(read_messages(plain, limits.max_messages, field), _chat_options(request.chat))
-                return (field, *await self._encoder.chat(chat, model, field))
+                made = await self._encoder.chat(chat, model, field)
+                return field, made.tokens, made.template
             case "token_ids" if isinstance(request, pb.GenerateRequest):
                 return "token_ids", list(request.token_ids.ids), ""
         raise InvalidRequest("one of text, token_ids and chat is needed", "input")

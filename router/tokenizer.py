@@ -20,12 +20,16 @@ from tokenizers import Tokenizer as HubTokenizer
 from twostroke.cluster.config import FAKE_END_TOKEN, FAKE_VOCAB_SIZE, TemplatesSection
 from twostroke.cluster.core.errors import ConfigError, InvalidRequest
 from twostroke.engine.vocabulary import byte_vocabulary, read_token_bytes
+from twostroke.router.answer_parts import ReasoningParser
 from twostroke.router.chat_template import ChatOptions, ChatTemplate, Message
 from twostroke.router.control_tokens import ControlTokens
 from twostroke.router.request import TextDecoderFactory
 from twostroke.router.templates import TemplateStore
 from twostroke.router.text import TokenTextDecoderFactory
+from twostroke.router.tool_calls import ChatStyle
 
+_TAIL_TOKENS = 16
+"""Of a prompt, among which the mark that opens reasoning is looked for: it and white space are no more."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -33,6 +37,10 @@ class ChatPrompt(NamedTuple):
     tokens: list[int]
     template: str
     """Version of the template files that made it; empty when the configuration names none."""
+    style: ChatStyle = ChatStyle()
+    """How the model writes tool calls and reasoning."""
+    opens_reasoning: bool = False
+    """The answer begins within reasoning."""
 
 
 class Tokenizer(Protocol):
@@ -87,9 +95,10 @@ class ByteTokenizer:
     BEGIN = 256
     END = FAKE_END_TOKEN
 
-    def __init__(self, templates: TemplatesSection | None = None) -> None:
-        """Raises ConfigError for template files that are wrong."""
+    def __init__(self, templates: TemplatesSection | None = None, style: ChatStyle | None = None) -> None:
+        """`style` is told of chats without a template file. Raises ConfigError for template files that are wrong."""
         self._templates = TemplateStore(templates or TemplatesSection(), None, {})
+        self._style = style or ChatStyle()
         self._token_bytes = byte_vocabulary().token_bytes
         self._factory = TokenTextDecoderFactory(self._token_bytes)
 
@@ -119,22 +128,27 @@ class ByteTokenizer:
         return list(text.encode())
 
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions | None = None) -> ChatPrompt:
-        """BEGIN, role, newline, content, END for each message; then BEGIN and the assistant's role. With a template
-        file: the bytes of what that renders.
+        """BEGIN, role, newline, content, END for each message, the tools before them and a message's calls as JSON at
+        its end; then BEGIN and the assistant's role. With a template file: the bytes of what that renders.
         """
         options = options or ChatOptions()
         templates = self._templates.current()
         whole = templates.with_system(list(messages))
         if templates.chat is not None:
-            return ChatPrompt(list(templates.chat.render(whole, options).encode()), templates.version)
+            text = templates.chat.render(whole, options)
+            style = templates.chat.style
+            return ChatPrompt(list(text.encode()), templates.version, style, _opens_reasoning(style, text))
+        if tools := options.variables.get("tools"):
+            whole = [{"role": "tools", "content": json.dumps(tools)}, *whole]
         tokens: list[int] = []
         for message in whole:
-            tokens += [self.BEGIN, *f"{message['role']}\n{message['content']}".encode(), self.END]
+            calls = f"\n{json.dumps(message['tool_calls'])}" if "tool_calls" in message else ""
+            tokens += [self.BEGIN, *f"{message['role']}\n{message['content']}{calls}".encode(), self.END]
         if options.continue_final_message:
             tokens.pop()
         elif options.add_generation_prompt:
             tokens += [self.BEGIN, *b"assistant\n"]
-        return ChatPrompt(tokens, templates.version)
+        return ChatPrompt(tokens, templates.version, self._style)
 
     def decode(self, ids: Sequence[int]) -> str:
         """BEGIN and END have no text."""
@@ -206,7 +220,9 @@ class ModelTokenizer:
             return template.render(messages, replace(options, variables=variables))
 
         whole = templates.with_system(list(messages))
-        return ChatPrompt(self._control.encode(whole, options.variables, render), templates.version)
+        tokens = self._control.encode(whole, options.variables, render)
+        opened = _opens_reasoning(template.style, self.decode(tokens[-_TAIL_TOKENS:]))
+        return ChatPrompt(tokens, templates.version, template.style, opened)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
@@ -226,6 +242,10 @@ class ModelTokenizer:
         """The model's number of embeddings, which may differ from the tokenizer's number of tokens."""
         value = _read_json(directory / "config.json").get("vocab_size")
         return value if isinstance(value, int) else self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+
+def _opens_reasoning(style: ChatStyle, prompt: str) -> bool:
+    return style.marks_reasoning and prompt.rstrip().endswith(ReasoningParser.OPEN)
 
 
 def _read(path: Path) -> str:

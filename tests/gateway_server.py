@@ -88,12 +88,14 @@ async def gateway(
     gate = GrammarGate()
     metrics = RouterMetrics(registry, "fake")
     app = create_app(generator, tokenizer, config or RouterSection(), metrics, registry, gate=gate)
-    async with (
-        serving(app) as (server, port),
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client,
-    ):
-        yield Gateway(generator, client, port, server, registry, gate)
-    await gate.close()
+    try:
+        async with (
+            serving(app) as (server, port),
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=TIMEOUT_S) as client,
+        ):
+            yield Gateway(generator, client, port, server, registry, gate)
+    finally:
+        await gate.close()
     assert not generator.live
 
 

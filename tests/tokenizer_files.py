@@ -19,6 +19,13 @@ STRICT = (
     "{% set ns.first = false %}{% endfor %}{% if add_generation_prompt %} [assistant] {% endif %}"
     "{% if tools is not none or documents is not none %}tools{% endif %}{{ strftime_now('%Y') }}"
 )
+TOOLED = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}</tools>{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
 
 
 def write_model(directory: Path, kind: str, template: str = CHATML) -> Path:

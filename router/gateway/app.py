@@ -32,8 +32,9 @@ from twostroke.router.gateway.answer import Answer
 from twostroke.router.gateway.anthropic import MessagesTelling
 from twostroke.router.gateway.anthropic_schema import parse_count, parse_messages
 from twostroke.router.gateway.body import drain, read_object
+from twostroke.router.gateway.calling import constrain, parsed_form
 from twostroke.router.gateway.edge import Edge
-from twostroke.router.gateway.encode import Encoded, Encoder
+from twostroke.router.gateway.encode import Encoder, Inputs
 from twostroke.router.gateway.errors import HTTP_CODES, json_response, refusal
 from twostroke.router.gateway.fingerprint import system_fingerprint
 from twostroke.router.gateway.forms import ChatForm, CompletionForm, Envelope, Form
@@ -46,8 +47,8 @@ from twostroke.router.gateway.responses_schema import parse_input_tokens, parse_
 from twostroke.router.gateway.schema import Ask, Chat, Parser, parse_chat, parse_completion
 from twostroke.router.gateway.tokens import Tokens
 from twostroke.router.gateway.typed_answer import Telling, TypedAnswer
-from twostroke.router.grammar_gate import GrammarGate, check_grammar
-from twostroke.router.prepare import prepare, serving
+from twostroke.router.grammar_gate import GrammarGate
+from twostroke.router.prepare import GenerateParams, prepare, serving
 from twostroke.router.request import GenerateRequest, Generator, RequestStream, ServedModel
 from twostroke.router.tokenizer import Tokenizer
 
@@ -109,11 +110,9 @@ class _Read(Generic[AnyAsk]):
 
     ask: AnyAsk
     model: ServedModel
-    prompts: list[Encoded]
-    template: str
-    """Version of the templates that made a chat's prompt."""
-    echoes: tuple[str, ...]
-    """What `echo` repeats."""
+    inputs: Inputs
+    params: GenerateParams
+    """Those of `ask`, with the grammar that its tools need."""
 
 
 class _Generating:
@@ -156,7 +155,7 @@ class _Generating:
 
     async def input_tokens(self, request: Request) -> Response:
         read = await self._read(request, parse_input_tokens)
-        return json_response({"object": "response.input_tokens", "input_tokens": len(read.prompts[0].tokens)})
+        return json_response({"object": "response.input_tokens", "input_tokens": len(read.inputs.prompts[0].tokens)})
 
     async def messages(self, request: Request) -> Response:
         read = await self._read(request, parse_messages)
@@ -168,7 +167,7 @@ class _Generating:
 
     async def count_tokens(self, request: Request) -> Response:
         read = await self._read(request, parse_count)
-        return json_response({"input_tokens": len(read.prompts[0].tokens)})
+        return json_response({"input_tokens": len(read.inputs.prompts[0].tokens)})
 
     def _typed(self, request: Request, read: _Read[AnyAsk], prepared: GenerateRequest, telling: Telling) -> Response:
         return TypedAnswer(
@@ -190,25 +189,24 @@ class _Generating:
         ask = parse(body, self._config.limits)
         model = serving(ask.model, self._generator)
         parsed_at = self._clock.now()
-        await check_grammar(ask.params, self._gate)
-        checked_at = self._clock.now()
-        prompts, template, echoes = await self._encode(ask, model)
+        inputs = await self._encoder.inputs(ask.prompt, model, ask.prompt_field)
         tokenized_at = self._clock.now()
         self._metrics.router_overhead_seconds.of("parse").observe(parsed_at - started_at)
-        self._metrics.router_overhead_seconds.of("tokenize").observe(tokenized_at - checked_at)
-        return _Read(ask, model, prompts, template, echoes)
+        self._metrics.router_overhead_seconds.of("tokenize").observe(tokenized_at - parsed_at)
+        params = await constrain(ask, inputs.style, self._gate, self._config.limits)
+        return _Read(ask, model, inputs, params)
 
     async def _answer(self, request: Request, parse: Parser, form: Form) -> Response:
         read = await self._read(request, parse)
         ask = read.ask
         requests = self._prepare(request, read)
         envelope = Envelope(
-            form=form,
+            form=parsed_form(ask, read.inputs, requests[0].request_id) or form,
             request_id=_told_id(request),
             model=read.model.name,
             created=int(self._unix_time()),
-            fingerprint=system_fingerprint(read.model, self._config.default_max_tokens, read.template),
-            echoes=read.echoes,
+            fingerprint=system_fingerprint(read.model, self._config.default_max_tokens, read.inputs.template),
+            echoes=read.inputs.echoes,
             choices_per_prompt=ask.num_shown,
             include_usage=ask.include_usage,
             include_report=_wants_report(request),
@@ -244,22 +242,13 @@ class _Generating:
             prompt_in_choices=not is_chat,
         )
 
-    async def _encode(self, ask: Ask, model: ServedModel) -> tuple[list[Encoded], str, tuple[str, ...]]:
-        """The prompts, the version of the templates that made them, and what `echo` repeats."""
-        if isinstance(ask.prompt, Chat):
-            tokens, template = await self._encoder.chat(ask.prompt, model, ask.prompt_field)
-            return [Encoded(ask.prompt_field, tokens)], template, ()
-        encoded = await self._encoder.prompts(ask.prompt.prompts, model)
-        echoes = await self._encoder.echoes(ask.prompt.prompts) if ask.prompt.echo else ()
-        return encoded, "", echoes
-
     def _prepare(self, request: Request, read: _Read[AnyAsk]) -> list[GenerateRequest]:
-        own, ask, prompts = str(request.state.request_id), read.ask, read.prompts
+        own, ask, prompts = str(request.state.request_id), read.ask, read.inputs.prompts
         try:
             return [
                 prepare(
                     prompt.tokens,
-                    ask.params,
+                    read.params,
                     model_name=ask.model,
                     generator=self._generator,
                     tokenizer=self._tokenizer,
@@ -268,7 +257,7 @@ class _Generating:
                     request_id=RequestId(own if len(prompts) == 1 else f"{own}-{number}"),
                     client_request_id=request.state.client_request_id,
                     salt=ask.salt,
-                    template=read.template,
+                    template=read.inputs.template,
                 )
                 for number, prompt in enumerate(prompts)
             ]

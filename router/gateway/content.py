@@ -6,9 +6,11 @@ a million times.
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.router.chat_template import RESERVED, Message
+from twostroke.router.gateway.tools import CALLS_SCHEMA, read_tool_calls
 
 ROLES = ("system", "developer", "user", "assistant")
 """`developer` is what newer clients call `system`; templates know only the older word."""
@@ -17,8 +19,27 @@ _NAME = re.compile(r"[^\s<|\\/>]{1,64}\Z")
 """OpenAI's rule for names. It also keeps a name from being a piece of a control token."""
 MAX_VARIABLES = 64
 _VARIABLE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}\Z")
-_EMPTY_IN_MESSAGES = frozenset({"annotations", "audio", "function_call", "reasoning_content", "refusal", "tool_calls"})
-"""An answer's message that the client sends back has these; they may hold nothing (null or [])."""
+_EMPTY_IN_MESSAGES = frozenset(
+    {"annotations", "audio", "function_call", "reasoning_content", "refusal", "tool_call_id", "tool_calls"}
+)
+"""An answer's message that the client sends back has these; they may hold nothing (null, [] or "")."""
+_PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
+_KINDS: list[dict[str, Any]] = [{"type": "string"}, {"type": "array", "items": _PART}]
+_OR_NULL = {"anyOf": [*_KINDS, {"type": "null"}]}
+MESSAGE_SCHEMA = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {
+        "role": {"enum": [*ROLES, "tool"]},
+        "content": _OR_NULL,
+        "name": {"type": "string"},
+        "reasoning_content": _OR_NULL,
+        "tool_calls": {"anyOf": [CALLS_SCHEMA, {"type": "null"}]},
+        "tool_call_id": {"type": ["string", "null"]},
+    },
+    # Only calls need no text.
+    "anyOf": [{"required": ["content"], "properties": {"content": {"anyOf": _KINDS}}}, {"required": ["tool_calls"]}],
+}
 
 
 Prompt = str | list[int]
@@ -81,26 +102,32 @@ def read_stop_token_ids(value: object) -> tuple[int, ...]:
     return tuple(read_ids(value, "stop_token_ids"))
 
 
-def read_messages(value: object, max_messages: int, field: str = "messages") -> list[Message]:
-    """Messages with a role, text and maybe a name. Text parts are joined by newlines, as vLLM joins them."""
+def read_messages(
+    value: object, max_messages: int, field: str = "messages", *, with_tools: bool = False
+) -> list[Message]:
+    """Messages with a role, text and maybe a name; `with_tools` also an assistant's reasoning and tool calls, and what
+    tools answered. Text parts are joined by newlines, as vLLM joins them.
+    """
     if not isinstance(value, list) or not value:
         raise InvalidRequest("messages must be a list of at least one message", field)
     if len(value) > max_messages:
         raise InvalidRequest(f"at most {max_messages} messages, not {len(value)}", field)
-    return [_message(message, f"{field}[{index}]") for index, message in enumerate(value)]
+    return [_message(message, f"{field}[{index}]", with_tools) for index, message in enumerate(value)]
 
 
-def _message(value: object, path: str) -> Message:
+def _message(value: object, path: str, with_tools: bool) -> Message:
     if not isinstance(value, dict):
         raise InvalidRequest("a message must be an object", path)
     role = value.get("role")
-    if role not in ROLES:
-        raise InvalidRequest(f"role must be one of {', '.join(ROLES)}", f"{path}.role")
+    roles = (*ROLES, "tool") if with_tools else ROLES
+    if not isinstance(role, str) or role not in roles:
+        raise InvalidRequest(f"role must be one of {', '.join(roles)}", f"{path}.role")
     if role == "developer":
         role = "system"
-    message: dict[str, object] = {"role": role, "content": _text(value.get("content"), f"{path}.content")}
+    said = _said(value, role, path) if with_tools else {"content": _text(value.get("content"), f"{path}.content")}
+    message: dict[str, object] = {"role": role, **said}
     for name, item in value.items():
-        if name in message or (name in _EMPTY_IN_MESSAGES and item in (None, [])):
+        if name in message or (name in _EMPTY_IN_MESSAGES and item in (None, [], "")):
             continue
         shown = f"{path}.{name[:128]}"
         if name != "name":
@@ -114,6 +141,22 @@ def _message(value: object, path: str) -> Message:
                 )
             message["name"] = item
     return message
+
+
+def _said(value: Mapping[str, object], role: str, path: str) -> dict[str, object]:
+    """Text, and what goes with it in messages of assistants and tools."""
+    said: dict[str, object] = {}
+    if role == "assistant" and value.get("tool_calls"):
+        said["tool_calls"] = read_tool_calls(value["tool_calls"], f"{path}.tool_calls")
+    if role == "assistant" and value.get("reasoning_content"):
+        said["reasoning_content"] = _text(value["reasoning_content"], f"{path}.reasoning_content")
+    if role == "tool" and value.get("tool_call_id") is not None:
+        call_id = said["tool_call_id"] = value["tool_call_id"]
+        if not isinstance(call_id, str):
+            raise InvalidRequest("a tool_call_id must be a string", f"{path}.tool_call_id")
+    content = value.get("content")
+    only_calls = content is None and "tool_calls" in said
+    return {"content": "" if only_calls else _text(content, f"{path}.content"), **said}
 
 
 def _text(value: object, path: str) -> str:

@@ -11,10 +11,11 @@ import orjson
 from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.router.gateway.content import Prompt
 from twostroke.router.gateway.renaming import renamed
-from twostroke.router.gateway.schema import Chat
+from twostroke.router.gateway.schema import Chat, Prompts
 from twostroke.router.prepare import check_ids, check_length
 from twostroke.router.request import ServedModel
 from twostroke.router.tokenizer import ChatPrompt, Tokenizer
+from twostroke.router.tool_calls import ChatStyle
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +25,36 @@ class Encoded:
     tokens: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a request is made of, encoded."""
+
+    prompts: list[Encoded]
+    template: str = ""
+    """Version of the template files that made a chat's."""
+    echoes: tuple[str, ...] = ()
+    """What `echo` repeats of each prompt."""
+    style: ChatStyle = ChatStyle()
+    opens_reasoning: bool = False
+
+
 class Encoder:
     """All methods raise InvalidRequest (ContextOverflow) naming the field."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
+    async def inputs(self, prompt: Prompts | Chat, model: ServedModel, chat_field: str) -> Inputs:
+        """`chat_field`: where the client put its chat."""
+        if isinstance(prompt, Chat):
+            chat = await self.chat(prompt, model, chat_field)
+            return Inputs([Encoded(chat_field, chat.tokens)], chat.template, (), chat.style, chat.opens_reasoning)
+        encoded = await self.prompts(prompt.prompts, model)
+        return Inputs(encoded, echoes=await self.echoes(prompt.prompts) if prompt.echo else ())
+
     async def chat(self, chat: Chat, model: ServedModel, field: str = "messages") -> ChatPrompt:
         length = sum(len(text) for message in chat.messages for text in message.values() if isinstance(text, str))
+        length += sum(len(orjson.dumps(message["tool_calls"])) for message in chat.messages if "tool_calls" in message)
         if chat.options.variables:
             length += len(orjson.dumps(chat.options.variables))
         check_length(length, model, self._tokenizer, field)

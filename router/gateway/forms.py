@@ -21,7 +21,9 @@ class Form(Protocol):
 
     def chunk_choice(
         self, index: int, text: str, finish: FinishReason | None, logprobs: Json | None, *, is_first: bool
-    ) -> Json: ...
+    ) -> Json | None:
+        """None when there is nothing to tell yet."""
+        ...
 
 
 class ChatForm:
@@ -35,7 +37,7 @@ class ChatForm:
 
     def chunk_choice(
         self, index: int, text: str, finish: FinishReason | None, logprobs: Json | None, *, is_first: bool
-    ) -> Json:
+    ) -> Json | None:
         delta: Json = {}
         if is_first:
             delta["role"] = "assistant"
@@ -90,11 +92,11 @@ class Envelope:
         logprobs: Json | None = None,
         *,
         is_first: bool,
-    ) -> Json:
+    ) -> Json | None:
         if is_first:
             text = self._echo(index) + text
         choice = self.form.chunk_choice(index, text, finish, logprobs, is_first=is_first)
-        return {**self._chunk, "choices": [choice]}
+        return None if choice is None else {**self._chunk, "choices": [choice]}
 
     def usage_chunk(self, report: RequestReport) -> Json:
         """The last chunk, without choices."""

@@ -33,6 +33,7 @@ from twostroke.router.gateway.tokens import DetokenizeBody, TokenizeChatBody, To
 
 _TYPES = {dict: "object", bool: "boolean", str: "string"}
 _FINISH: Json = {"enum": ["stop", "length"]}
+_CHAT_FINISH: Json = {"enum": ["stop", "length", "tool_calls"]}
 _PROMPT_LOGPROBS = {"prompt_logprobs": or_null(list_of(or_null({"type": "object"})))}
 """With `prompt_logprobs`: of the answer to a chat, of each choice of a completion."""
 
@@ -58,8 +59,16 @@ _TEXT_LOGPROBS = or_null(
         text_offset=list_of(COUNT),
     )
 )
-_DELTA = object_of({"role": {"const": "assistant"}, "content": STRING})
-_MESSAGE = object_of(role={"const": "assistant"}, content=STRING, refusal=NULL)
+_CALL: dict[str, Json] = {"id": STRING, "type": {"const": "function"}}
+_CALL_PART = object_of({**_CALL, "function": object_of({"name": STRING}, arguments=STRING)}, index=COUNT)
+_REASONING: dict[str, Json] = {"reasoning_content": STRING}
+_DELTA = object_of({"role": {"const": "assistant"}, "content": STRING, "tool_calls": list_of(_CALL_PART), **_REASONING})
+_MESSAGE = object_of(
+    {"tool_calls": list_of(object_of(**_CALL, function=object_of(name=STRING, arguments=STRING))), **_REASONING},
+    role={"const": "assistant"},
+    content=or_null(STRING),
+    refusal=NULL,
+)
 
 
 _ANSWERS: dict[str, Json] = {
@@ -74,11 +83,11 @@ _ANSWERS: dict[str, Json] = {
         prompt_tokens_details=object_of(cached_tokens=COUNT),
     ),
     "ChatCompletion": _answer(
-        "chat.completion", object_of(index=COUNT, message=_MESSAGE, logprobs=_CHAT_LOGPROBS, finish_reason=_FINISH)
+        "chat.completion", object_of(index=COUNT, message=_MESSAGE, logprobs=_CHAT_LOGPROBS, finish_reason=_CHAT_FINISH)
     ),
     "ChatCompletionChunk": _answer(
         "chat.completion.chunk",
-        object_of(index=COUNT, delta=_DELTA, logprobs=_CHAT_LOGPROBS, finish_reason=or_null(_FINISH)),
+        object_of(index=COUNT, delta=_DELTA, logprobs=_CHAT_LOGPROBS, finish_reason=or_null(_CHAT_FINISH)),
     ),
     "Completion": _answer(
         "text_completion",

@@ -14,18 +14,18 @@ are called as vLLM calls them; `timeout` is in seconds.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest
-from twostroke.cluster.core.grammar import Grammar
+from twostroke.cluster.core.grammar import Grammar, GrammarKind
 from twostroke.cluster.core.logprobs import MAX_TOP
 from twostroke.router.chat_template import ChatOptions, Message
 from twostroke.router.gateway.content import (
-    ROLES,
+    MESSAGE_SCHEMA,
     Prompt,
     read_messages,
     read_prompts,
@@ -35,6 +35,7 @@ from twostroke.router.gateway.content import (
 )
 from twostroke.router.gateway.formats import FORMAT_SCHEMA, OUTPUTS_SCHEMA, read_form
 from twostroke.router.gateway.logprobs import LOGIT_BIAS_SCHEMA, read_logit_bias
+from twostroke.router.gateway.tools import TOOL_CHOICE_SCHEMA, TOOLS_SCHEMA, ToolAsk, read_tools
 from twostroke.router.prepare import MAX_PRIORITY, GenerateParams, check_params, check_range
 
 IGNORED: Mapping[str, type] = {
@@ -83,16 +84,6 @@ def _shown(**bounds: float) -> Any:
 _TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _PROMPTS = {"anyOf": [{"type": "string"}, IDS, {"type": "array", "items": {"anyOf": [{"type": "string"}, IDS]}}]}
-_PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
-_MESSAGE = {
-    "type": "object",
-    "required": ["role", "content"],
-    "properties": {
-        "role": {"enum": list(ROLES)},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]},
-        "name": {"type": "string"},
-    },
-}
 
 
 class StreamOptions(BaseModel):
@@ -140,8 +131,9 @@ class CompletionBody(_Body):
     logprobs: Annotated[int | None, _shown(minimum=0, maximum=MAX_TOP)] = None
 
 
-Messages = Annotated[object, WithJsonSchema({"type": "array", "minItems": 1, "items": _MESSAGE})]
+Messages = Annotated[object, WithJsonSchema({"type": "array", "minItems": 1, "items": MESSAGE_SCHEMA})]
 Variables = Annotated[object, WithJsonSchema({"type": "object"})]
+Tools = Annotated[object, WithJsonSchema(TOOLS_SCHEMA)]
 
 
 class ChatBody(_Body):
@@ -152,12 +144,17 @@ class ChatBody(_Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: Variables = None
+    tools: Tools = None
+    tool_choice: Annotated[object, WithJsonSchema(TOOL_CHOICE_SCHEMA)] = None
+    parallel_tool_calls: Annotated[object, WithJsonSchema({"type": "boolean"})] = None
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
     messages: list[Message]
     options: ChatOptions
+    """With the tools that are shown."""
+    tools: ToolAsk = field(default_factory=ToolAsk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,30 +232,38 @@ def _num_made(body: CompletionBody, num_prompts: int, limits: LimitsSection) -> 
 def parse_chat(body: dict[str, object], limits: LimitsSection) -> Ask:
     """Raises InvalidRequest naming the field."""
     parsed = validate(ChatBody, body)
-    max_tokens, field = parsed.max_tokens, "max_tokens"
+    max_tokens, max_tokens_field = parsed.max_tokens, "max_tokens"
     if parsed.max_completion_tokens is not None:
         if max_tokens not in (None, parsed.max_completion_tokens):
             raise InvalidRequest("max_tokens and max_completion_tokens differ", "max_completion_tokens")
-        max_tokens, field = parsed.max_completion_tokens, "max_completion_tokens"
+        max_tokens, max_tokens_field = parsed.max_completion_tokens, "max_completion_tokens"
     if parsed.top_logprobs and not parsed.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", "top_logprobs")
     check_range("top_logprobs", parsed.top_logprobs, 0, limits.max_logprobs)
     logprobs = parsed.top_logprobs if parsed.logprobs else None
+    tools = read_tools(parsed.tools, parsed.tool_choice, parsed.parallel_tool_calls, limits)
     options = read_chat_options(
-        parsed.add_generation_prompt, parsed.continue_final_message, parsed.chat_template_kwargs
+        parsed.add_generation_prompt, parsed.continue_final_message, parsed.chat_template_kwargs, tools
     )
-    chat = Chat(read_messages(parsed.messages, limits.max_messages), options)
-    return _ask(parsed, chat, limits, max_tokens, field, logprobs)
+    chat = Chat(read_messages(parsed.messages, limits.max_messages, with_tools=True), options, tools)
+    ask = _ask(parsed, chat, limits, max_tokens, max_tokens_field, logprobs)
+    form = ask.params.grammar
+    if tools.allowed and form is not None and form.kind is not GrammarKind.JSON_SCHEMA:
+        raise InvalidRequest("with tools, the answer's form can only be a JSON schema", ask.params.grammar_field)
+    return ask
 
 
 def read_chat_options(
-    add_generation_prompt: bool | None, continue_final_message: bool, variables: object
+    add_generation_prompt: bool | None, continue_final_message: bool, variables: object, tools: ToolAsk | None = None
 ) -> ChatOptions:
     """`add_generation_prompt` not sent: unless the final message is continued. Raises InvalidRequest."""
     if continue_final_message and add_generation_prompt:
         raise InvalidRequest("continue_final_message excludes add_generation_prompt", "continue_final_message")
     generation = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-    return ChatOptions(generation, continue_final_message, read_variables(variables))
+    given = read_variables(variables)
+    if tools is not None and tools.tools:
+        given["tools"] = [tool.shown for tool in tools.tools]
+    return ChatOptions(generation, continue_final_message, given)
 
 
 def _ask(

@@ -13,7 +13,8 @@ from twostroke.router.gateway.body import read_object
 from twostroke.router.gateway.content import read_ids, read_messages
 from twostroke.router.gateway.encode import Encoder
 from twostroke.router.gateway.errors import json_response
-from twostroke.router.gateway.schema import IDS, Chat, Messages, Variables, read_chat_options, validate
+from twostroke.router.gateway.schema import IDS, Chat, Messages, Tools, Variables, read_chat_options, validate
+from twostroke.router.gateway.tools import read_tools
 from twostroke.router.prepare import check_length, serving
 from twostroke.router.request import Generator, ServedModel
 from twostroke.router.tokenizer import Tokenizer
@@ -41,6 +42,7 @@ class TokenizeChatBody(_TokenizeBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: Variables = None
+    tools: Tools = None
 
 
 class DetokenizeBody(_TokenBody):
@@ -80,8 +82,12 @@ class Tokens:
     async def _chat(self, body: TokenizeChatBody, model: ServedModel) -> list[int]:
         if body.add_special_tokens:
             raise InvalidRequest("the chat template brings the special tokens", "add_special_tokens")
-        options = read_chat_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
-        chat = Chat(read_messages(body.messages, self._config.limits.max_messages), options)
+        limits = self._config.limits
+        tools = read_tools(body.tools, None, None, limits)
+        options = read_chat_options(
+            body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs, tools
+        )
+        chat = Chat(read_messages(body.messages, limits.max_messages, with_tools=True), options)
         return (await self._encoder.chat(chat, model)).tokens
 
     async def detokenize(self, request: Request) -> Response:

@@ -12,6 +12,14 @@ from tests.gateway_server import CHAT, COMPLETION, TIMEOUT_S, Gateway, gateway
 from twostroke.cluster.config import LimitsSection, RouterSection
 
 USER = {"role": "user", "content": "Hi"}
+ANY: dict[str, Any] = {}
+
+
+def tools(*parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    """Functions called a, b, ..."""
+    functions = [{"name": chr(97 + index), "parameters": schema} for index, schema in enumerate(parameters)]
+    return [{"type": "function", "function": function} for function in functions]
+
 
 LIMITS: list[tuple[str, int, str, dict[str, Any], dict[str, Any], str]] = [
     # (limit, its value, endpoint, fields at the limit, fields over it, the field that the error names)
@@ -58,6 +66,15 @@ LIMITS: list[tuple[str, int, str, dict[str, Any], dict[str, Any], str]] = [
         {"structured_outputs": {"regex": "z" * 9}},
         {"structured_outputs": {"regex": "z" * 10}},
         "structured_outputs.regex",
+    ),
+    ("max_tools", 2, CHAT, {"tools": tools(ANY, ANY)}, {"tools": tools(ANY, ANY, ANY)}, "tools"),
+    (
+        "max_tool_schema_bytes",
+        29,
+        CHAT,
+        {"tools": tools({"title": "z" * 17})},
+        {"tools": tools({}, {"title": "z" * 18})},
+        "tools[1].function.parameters",
     ),
 ]
 

@@ -7,6 +7,8 @@ from jsonschema import Draft202012Validator
 
 from tests.gateway_server import CHAT, COMPLETION, events, events_of, gateway
 from twostroke.cluster.core.errors import PeerLost
+from twostroke.router.tokenizer import ByteTokenizer
+from twostroke.router.tool_calls import ChatStyle
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 INPUT_TOKENS = f"{RESPONSES}/input_tokens"
@@ -16,6 +18,15 @@ FLAT = {"type": "json_schema", "name": "it", "schema": {"type": "object"}, "stri
 BARE = {"type": "json_schema", "schema": {"type": "object"}}
 COMPACT = {"disable_any_whitespace": True}
 USER = {"role": "user", "content": "Hi"}
+TOOLS = [{"type": "function", "function": {"name": "f", "strict": True, "description": None}}]
+NAMED = {"type": "function", "function": {"name": "f"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+HISTORY = [
+    USER,
+    {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "hm"},
+    {"role": "tool", "content": "x", "tool_call_id": "a"},
+]
 GOOD: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"model": "fake", "messages": [USER], "max_tokens": 2}),
     (CHAT, {"model": "fake", "messages": [USER], "n": 2, "stop": ["x"], "user": "u", "store": False, "metadata": {}}),
@@ -26,6 +37,9 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     (COMPLETION, {"model": "fake", "prompt": [[1, 2], [3]], "n": 2, "priority": -1, "cache_salt": "s"}),
     (COMPLETION, {"model": "fake", "prompt": [1, 2], "stop": "x", "stop_token_ids": [5], "timeout": 5}),
     (CHAT, {"model": "fake", "messages": [USER], "logprobs": True, "top_logprobs": 2, "max_tokens": 2}),
+    (CHAT, {"model": "fake", "messages": [USER], "tools": TOOLS, "tool_choice": "auto", "parallel_tool_calls": None}),
+    (CHAT, {"model": "fake", "messages": HISTORY, "tools": TOOLS, "tool_choice": NAMED, "logprobs": True}),
+    (CHAT, {"model": "fake", "messages": [USER], "tools": TOOLS, "tool_choice": ALLOWED, "stream": False}),
     (COMPLETION, {"model": "fake", "prompt": ["a", "bc"], "n": 2, "logprobs": 2, "echo": True, "max_tokens": 2}),
     (RESPONSES, {"model": "fake", "input": "Hi", "max_output_tokens": 2, "instructions": "x", "metadata": {"a": "b"}}),
     (RESPONSES, {"model": "fake", "input": [USER], "store": False, "tools": [], "user": "u", "temperature": None}),
@@ -51,7 +65,10 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": [USER]}),
     (CHAT, {"model": "fake", "messages": []}),
     (CHAT, {"model": "fake", "messages": [{**USER, "role": "wizard"}]}),
+    (CHAT, {"model": "fake", "messages": [{"role": "assistant", "content": None}]}),
     (CHAT, {"model": "fake", "messages": [USER], "temprature": 1}),
+    (CHAT, {"model": "fake", "messages": [USER], "tools": [{"type": "web_search"}]}),
+    (CHAT, {"model": "fake", "messages": [USER], "tools": TOOLS, "tool_choice": "any"}),
     (CHAT, {"model": "fake", "messages": [USER], "store": True}),
     (CHAT, {"model": "fake", "messages": [USER], "max_tokens": "5"}),
     (CHAT, {"model": "fake", "messages": [USER], "response_format": {"type": "yaml"}}),
@@ -87,7 +104,9 @@ def request_schema(document: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 async def test_good_bodies_and_their_answers_are_described() -> None:
-    async with gateway() as server:
+    answer = '<think>hm</think>Yes.<tool_call>{"name": "f"}</tool_call>'
+    tokenizer = ByteTokenizer(style=ChatStyle(marks_reasoning=True))
+    async with gateway(tokenizer=tokenizer, answers=[answer]) as server:
         document = (await server.client.get("/openapi.json")).json()
         for path, body in GOOD:
             check(document, request_schema(document, path), body)
