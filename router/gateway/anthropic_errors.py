@@ -11,6 +11,11 @@ from twostroke.cluster.wire.status import to_http
 PATH = "/v1/messages"
 """Requests to this path and below it are answered in this form."""
 
+THREAD = "thread"
+"""The field that asks the server to keep the conversation. Clients go on without it when its refusal has the details
+that they look for: so does the tool runner of Anthropic's own package.
+"""
+
 _TYPES = {
     404: "not_found_error",
     413: "request_too_large",
@@ -34,5 +39,12 @@ def body_of(status: int, error: Mapping[str, str | None], request_id: str) -> di
     message, field = error["message"] or "", error["param"]
     if field and field not in message:
         message = f"{field}: {message}"
-    told = {"type": error_type(status), "message": message, "param": field, "code": error["code"]}
+    told: dict[str, object] = {
+        "type": error_type(status),
+        "message": message,
+        "param": field,
+        "code": error["code"],
+    }
+    if field == THREAD:
+        told["details"] = {"error_code": "thread_unsupported_request", "unsupported": [THREAD]}
     return {"type": "error", "error": told, "request_id": request_id}

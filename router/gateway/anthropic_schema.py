@@ -1,7 +1,7 @@
 """The fields of `/v1/messages` and `/v1/messages/count_tokens`, by the rules of `router.gateway.schema`.
 
-`system` becomes the first message; text blocks are joined as `/v1/chat/completions` joins text parts, so that the
-same conversation gives the same prompt over both. `cache_control` is ignored: every prefix is cached anyway.
+`system` becomes the first message, and turns those of a chat (`gateway.anthropic_turns`), so that the same conversation
+gives the same prompt over both. `cache_control` is ignored: every prefix is cached anyway.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest
-from twostroke.router.chat_template import ChatOptions, Message
-from twostroke.router.gateway.content import read_messages, read_stop
+from twostroke.router.gateway.anthropic_errors import THREAD
+from twostroke.router.gateway.anthropic_turns import TEXT_SCHEMA, TURNS_SCHEMA, read_system, read_turns
+from twostroke.router.gateway.content import read_stop
+from twostroke.router.gateway.foreign_tools import MESSAGES_CHOICE, MESSAGES_NAMES, MESSAGES_TOOLS, from_messages
 from twostroke.router.gateway.formats import read_output_config
-from twostroke.router.gateway.renaming import renamed
-from twostroke.router.gateway.schema import Ask, Chat, validate
+from twostroke.router.gateway.renaming import renamed, rewritten
+from twostroke.router.gateway.schema import Ask, Chat, read_chat_options, validate
+from twostroke.router.gateway.tools import read_tools
 from twostroke.router.prepare import GenerateParams, check_params
 
 IGNORED: Mapping[str, type] = {"cache_control": dict, "diagnostics": dict, "inference_geo": str, "metadata": dict}
@@ -29,23 +32,12 @@ UNSERVED: Mapping[str, tuple[object, ...]] = {
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),
     "thinking": ({"type": "disabled"},),
-    "tool_choice": ({"type": "auto"}, {"type": "none"}),
-    "tools": ([],),
+    THREAD: (),
     "user_profile_id": (),
     "workspace_id": (),
 }
 """Field to the values that ask for nothing, null aside."""
 
-ROLES = ("user", "assistant")
-_IN_A_BLOCK = frozenset({"type", "text", "cache_control", "citations"})
-_BLOCK = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
-_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _BLOCK}]}
-_MESSAGE = {
-    "type": "object",
-    "required": ["role", "content"],
-    "properties": {"role": {"enum": list(ROLES)}, "content": _CONTENT},
-}
-_MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
 _TEXTS = {"type": "array", "items": {"type": "string"}}
 
 
@@ -53,8 +45,10 @@ class CountBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     model: str
-    messages: Annotated[object, WithJsonSchema(_MESSAGES)]
-    system: Annotated[object, WithJsonSchema(_CONTENT)] = None
+    messages: Annotated[object, WithJsonSchema(TURNS_SCHEMA)]
+    system: Annotated[object, WithJsonSchema(TEXT_SCHEMA)] = None
+    tools: Annotated[object, WithJsonSchema(MESSAGES_TOOLS)] = None
+    tool_choice: Annotated[object, WithJsonSchema(MESSAGES_CHOICE)] = None
 
 
 _OUTPUT_CONFIG = {
@@ -109,6 +103,7 @@ def parse_messages(body: dict[str, object], limits: LimitsSection) -> Ask:
         streamed=parsed.stream,
         include_usage=True,
         salt=parsed.cache_salt,
+        field_names=MESSAGES_NAMES,
     )
 
 
@@ -122,51 +117,17 @@ def parse_count(body: dict[str, object], limits: LimitsSection) -> Ask:
         streamed=False,
         include_usage=False,
         salt="",
+        field_names=MESSAGES_NAMES,
     )
 
 
 def _conversation(body: CountBody, limits: LimitsSection) -> Chat:
     """An answer that the client has begun (a last message of the assistant's) is gone on with."""
-    if not isinstance(body.messages, list):
-        raise InvalidRequest("messages must be a list of at least one message", "messages")
-    plain = [_plain(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
-    messages = read_messages(plain, limits.max_messages)
+    messages = read_turns(body.messages, limits)
     is_begun = messages[-1]["role"] == "assistant"
-    options = ChatOptions(add_generation_prompt=not is_begun, continue_final_message=is_begun)
-    return Chat([*_system(body.system, limits), *messages], options)
-
-
-def _system(value: object, limits: LimitsSection) -> list[Message]:
-    if value is None:
-        return []
-    if not isinstance(value, str | list) or value == []:
-        raise InvalidRequest("system must be a string or a list of text blocks", "system")
-    return read_messages([{"role": "system", "content": _content(value, "system")}], limits.max_messages, "system")
-
-
-def _plain(message: object, path: str) -> object:
-    """A message as `/v1/chat/completions` would have it; what is no object is left to `read_messages`."""
-    if not isinstance(message, dict):
-        return message
-    if message.get("role") not in ROLES:
-        raise InvalidRequest(f"role must be one of {', '.join(ROLES)}", f"{path}.role")
-    return {**message, "content": _content(message.get("content"), f"{path}.content")}
-
-
-def _content(value: object, path: str) -> object:
-    if not isinstance(value, list):
-        return value
-    return [_block(block, f"{path}[{index}]") for index, block in enumerate(value)]
-
-
-def _block(block: object, path: str) -> object:
-    kind = block.get("type") if isinstance(block, dict) else None
-    if not isinstance(block, dict) or kind != "text":
-        raise InvalidRequest(f"only blocks of type text are supported, not {str(kind)[:64]!r}", f"{path}.type")
-    unknown = next((name for name in block if name not in _IN_A_BLOCK), None)
-    if unknown is not None:
-        raise InvalidRequest("this field of a text block is not supported here", f"{path}.{unknown[:128]}")
-    text = block.get("text")
-    if not isinstance(text, str):
-        raise InvalidRequest("text must be a string", f"{path}.text")
-    return {"type": "text", "text": text}
+    if is_begun and "tool_calls" in messages[-1]:
+        raise InvalidRequest("a turn that ends with calls cannot be gone on with: send their results", "messages")
+    with rewritten(MESSAGES_NAMES):
+        tools = read_tools(*from_messages(body.tools, body.tool_choice), limits)
+    options = read_chat_options(None, is_begun, None, tools)
+    return Chat([*read_system(body.system), *messages], options, tools)

@@ -32,7 +32,7 @@ from twostroke.router.gateway.answer import Answer
 from twostroke.router.gateway.anthropic import MessagesTelling
 from twostroke.router.gateway.anthropic_schema import parse_count, parse_messages
 from twostroke.router.gateway.body import drain, read_object
-from twostroke.router.gateway.calling import constrain, parsed_form
+from twostroke.router.gateway.calling import constrain, message_parser, parsed_form
 from twostroke.router.gateway.edge import Edge
 from twostroke.router.gateway.encode import Encoder, Inputs
 from twostroke.router.gateway.errors import HTTP_CODES, json_response, refusal
@@ -40,8 +40,10 @@ from twostroke.router.gateway.fingerprint import system_fingerprint
 from twostroke.router.gateway.forms import ChatForm, CompletionForm, Envelope, Form
 from twostroke.router.gateway.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsForm, Scores
 from twostroke.router.gateway.openapi import OPERATIONS, describe
+from twostroke.router.gateway.parsed_form import call_id
 from twostroke.router.gateway.queries import Queries
 from twostroke.router.gateway.reduced import BestOf, PromptAlone
+from twostroke.router.gateway.renaming import rewritten
 from twostroke.router.gateway.responses import ResponsesTelling
 from twostroke.router.gateway.responses_schema import parse_input_tokens, parse_responses
 from twostroke.router.gateway.schema import Ask, Chat, Parser, parse_chat, parse_completion
@@ -148,10 +150,14 @@ class _Generating:
     async def responses(self, request: Request) -> Response:
         read = await self._read(request, parse_responses)
         [prepared] = self._prepare(request, read)
-        told_id, created = _told_id(request), int(self._unix_time())
-        return self._typed(
-            request, read, prepared, ResponsesTelling(read.ask, told_id, created, include_report=_wants_report(request))
+        telling = ResponsesTelling(
+            read.ask,
+            _told_id(request),
+            int(self._unix_time()),
+            self._call_id(read, prepared),
+            include_report=_wants_report(request),
         )
+        return self._typed(request, read, prepared, telling)
 
     async def input_tokens(self, request: Request) -> Response:
         read = await self._read(request, parse_input_tokens)
@@ -161,7 +167,11 @@ class _Generating:
         read = await self._read(request, parse_messages)
         [prepared] = self._prepare(request, read)
         telling = MessagesTelling(
-            _told_id(request), read.model.name, len(prepared.prompt), include_report=_wants_report(request)
+            _told_id(request),
+            read.model.name,
+            len(prepared.prompt),
+            self._call_id(read, prepared),
+            include_report=_wants_report(request),
         )
         return self._typed(request, read, prepared, telling)
 
@@ -174,11 +184,17 @@ class _Generating:
             self._generator,
             prepared,
             telling,
+            message_parser(read.ask, read.inputs),
             self._metrics,
             streamed=read.ask.streamed,
             endpoint=str(request.scope["route"].path),
             scores=self._scores(read.ask, [prepared]),
         )
+
+    @staticmethod
+    def _call_id(read: _Read[AnyAsk], prepared: GenerateRequest) -> Callable[[int], str]:
+        tool_format = read.inputs.style.tool_format
+        return lambda number: call_id(prepared.request_id, 0, number, tool_format)
 
     async def _read(
         self, request: Request, parse: Callable[[dict[str, object], LimitsSection], AnyAsk]
@@ -193,7 +209,8 @@ class _Generating:
         tokenized_at = self._clock.now()
         self._metrics.router_overhead_seconds.of("parse").observe(parsed_at - started_at)
         self._metrics.router_overhead_seconds.of("tokenize").observe(tokenized_at - parsed_at)
-        params = await constrain(ask, inputs.style, self._gate, self._config.limits)
+        with rewritten(ask.field_names):
+            params = await constrain(ask, inputs.style, self._gate, self._config.limits)
         return _Read(ask, model, inputs, params)
 
     async def _answer(self, request: Request, parse: Parser, form: Form) -> Response:

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest, Overloaded
+from twostroke.router.answer_parts import MessageParser
 from twostroke.router.gateway.encode import Inputs
 from twostroke.router.gateway.parsed_form import ParsedChatForm
 from twostroke.router.gateway.schema import Ask, Chat
 from twostroke.router.gateway.tools import ToolAsk
 from twostroke.router.grammar_gate import GrammarGate, check_grammar
 from twostroke.router.prepare import GenerateParams, check_params
-from twostroke.router.tool_calls import ChatStyle
+from twostroke.router.tool_calls import ChatStyle, make_parser
 
 CHECK_S = 5.0
 """For all schemas of a request. Verdicts are kept, so that a client that comes again gets further."""
@@ -48,10 +49,7 @@ async def constrain(ask: Ask, style: ChatStyle, gate: GrammarGate | None, limits
 
 def parsed_form(ask: Ask, inputs: Inputs, request_id: str) -> ParsedChatForm | None:
     """The form of a chat's answer that is to be taken apart; None when there is nothing to find in it."""
-    tools = _tools(ask)
-    # A grammar of no free text begins with the first token, and leaves no room for reasoning.
-    free = ask.params.grammar is None and not tools.forced
-    reasoning = isinstance(ask.prompt, Chat) and inputs.style.marks_reasoning and free
+    tools, reasoning = _tools(ask), _finds_reasoning(ask, inputs)
     if not reasoning and not tools.allowed:
         return None
     return ParsedChatForm(
@@ -63,6 +61,24 @@ def parsed_form(ask: Ask, inputs: Inputs, request_id: str) -> ParsedChatForm | N
         opened=inputs.opens_reasoning,
         named=tools.named,
     )
+
+
+def message_parser(ask: Ask, inputs: Inputs) -> MessageParser:
+    """What takes an answer apart, where it is told in parts."""
+    tools = _tools(ask)
+    return make_parser(
+        inputs.style,
+        tools.names,
+        max_calls=tools.max_calls,
+        reasoning=_finds_reasoning(ask, inputs),
+        opened=inputs.opens_reasoning,
+    )
+
+
+def _finds_reasoning(ask: Ask, inputs: Inputs) -> bool:
+    # A grammar of no free text begins with the first token, and leaves no room for reasoning.
+    free = ask.params.grammar is None and not _tools(ask).forced
+    return isinstance(ask.prompt, Chat) and inputs.style.marks_reasoning and free
 
 
 def _tools(ask: Ask) -> ToolAsk:

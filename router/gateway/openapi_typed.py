@@ -21,13 +21,34 @@ _OUTPUT_TEXT = object_of(
     annotations=list_of({"type": "object"}),
     logprobs=_LOGPROBS,
 )
-_OUTPUT_ITEM = object_of(
-    id=STRING,
-    type={"const": "message"},
-    role={"const": "assistant"},
-    status={"enum": ["in_progress", "completed", "incomplete"]},
-    content=list_of(_OUTPUT_TEXT),
-)
+_REASONING_TEXT = object_of(type={"const": "reasoning_text"}, text=STRING)
+_STATUS: Json = {"enum": ["in_progress", "completed", "incomplete"]}
+_OUTPUT_ITEM: Json = {
+    "anyOf": [
+        object_of(
+            id=STRING,
+            type={"const": "message"},
+            role={"const": "assistant"},
+            status=_STATUS,
+            content=list_of(_OUTPUT_TEXT),
+        ),
+        object_of(
+            id=STRING,
+            type={"const": "reasoning"},
+            status=_STATUS,
+            summary={"type": "array", "maxItems": 0},
+            content=list_of(_REASONING_TEXT),
+        ),
+        object_of(
+            id=STRING,
+            type={"const": "function_call"},
+            status=_STATUS,
+            call_id=STRING,
+            name=STRING,
+            arguments=STRING,
+        ),
+    ]
+}
 _RESPONSE_USAGE = object_of(
     input_tokens=COUNT,
     input_tokens_details=object_of(cached_tokens=COUNT, cache_write_tokens=COUNT),
@@ -49,13 +70,13 @@ _RESPONSE = object_of(
     metadata={"type": "object", "additionalProperties": STRING},
     model=STRING,
     output=list_of(_OUTPUT_ITEM),
-    parallel_tool_calls={"const": True},
+    parallel_tool_calls={"type": "boolean"},
     previous_response_id=NULL,
     store={"const": False},
     temperature=NUMBER,
     text=object_of({"verbosity": STRING}, format={"type": "object"}),
-    tool_choice={"const": "auto"},
-    tools={"type": "array", "maxItems": 0},
+    tool_choice={"type": ["string", "object"]},
+    tools=list_of({"type": "object"}),
     top_logprobs=COUNT,
     top_p=NUMBER,
     truncation={"const": "disabled"},
@@ -76,7 +97,19 @@ _RESPONSE_EVENT = {
             type={"enum": ["response.output_item.added", "response.output_item.done"]}, item=_OUTPUT_ITEM, **_PLACE
         ),
         object_of(
-            type={"enum": ["response.content_part.added", "response.content_part.done"]}, part=_OUTPUT_TEXT, **_IN_ITEM
+            type={"enum": ["response.content_part.added", "response.content_part.done"]},
+            part={"anyOf": [_OUTPUT_TEXT, _REASONING_TEXT]},
+            **_IN_ITEM,
+        ),
+        object_of(type={"const": "response.reasoning_text.delta"}, delta=STRING, **_IN_ITEM),
+        object_of(type={"const": "response.reasoning_text.done"}, text=STRING, **_IN_ITEM),
+        object_of(type={"const": "response.function_call_arguments.delta"}, delta=STRING, item_id=STRING, **_PLACE),
+        object_of(
+            type={"const": "response.function_call_arguments.done"},
+            name=STRING,
+            arguments=STRING,
+            item_id=STRING,
+            **_PLACE,
         ),
         object_of(
             type={"const": "response.output_text.delta"},
@@ -93,7 +126,20 @@ _RESPONSE_EVENT = {
     ]
 }
 
-_TEXT_BLOCK = object_of(type={"const": "text"}, text=STRING)
+_BLOCK: Json = {
+    "anyOf": [
+        object_of(type={"const": "text"}, text=STRING),
+        object_of(type={"const": "thinking"}, thinking=STRING, signature=STRING),
+        object_of(type={"const": "tool_use"}, id=STRING, name=STRING, input={"type": "object"}),
+    ]
+}
+_BLOCK_DELTA: Json = {
+    "anyOf": [
+        object_of(type={"const": "text_delta"}, text=STRING),
+        object_of(type={"const": "thinking_delta"}, thinking=STRING),
+        object_of(type={"const": "input_json_delta"}, partial_json=STRING),
+    ]
+}
 _MESSAGE_USAGE = object_of(
     input_tokens=COUNT,
     cache_creation_input_tokens=COUNT,
@@ -101,7 +147,7 @@ _MESSAGE_USAGE = object_of(
     output_tokens=COUNT,
 )
 _STOP = {
-    "stop_reason": or_null({"enum": ["end_turn", "max_tokens", "stop_sequence"]}),
+    "stop_reason": or_null({"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]}),
     "stop_sequence": or_null(STRING),
 }
 _MESSAGE_ANSWER = object_of(
@@ -110,19 +156,19 @@ _MESSAGE_ANSWER = object_of(
     type={"const": "message"},
     role={"const": "assistant"},
     model=STRING,
-    content=list_of(_TEXT_BLOCK),
+    content=list_of(_BLOCK),
     usage=_MESSAGE_USAGE,
     **_STOP,
 )
 _MESSAGE_EVENT = {
     "anyOf": [
         object_of(type={"const": "message_start"}, message=ref("Message")),
-        object_of(type={"const": "content_block_start"}, index=COUNT, content_block=_TEXT_BLOCK),
+        object_of(type={"const": "content_block_start"}, index=COUNT, content_block=_BLOCK),
         object_of(type={"const": "ping"}),
         object_of(
             type={"const": "content_block_delta"},
             index=COUNT,
-            delta=object_of(type={"const": "text_delta"}, text=STRING),
+            delta=_BLOCK_DELTA,
         ),
         object_of(type={"const": "content_block_stop"}, index=COUNT),
         object_of(
@@ -140,7 +186,9 @@ TYPED_ANSWERS: dict[str, Json] = {
     "MessageEvent": _MESSAGE_EVENT,
     "MessageError": object_of(
         type={"const": "error"},
-        error=object_of(type=STRING, message=STRING, param=or_null(STRING), code=STRING),
+        error=object_of(
+            {"details": {"type": "object"}}, type=STRING, message=STRING, param=or_null(STRING), code=STRING
+        ),
         request_id=STRING,
     ),
     "InputTokens": object_of(object={"const": "response.input_tokens"}, input_tokens=COUNT),

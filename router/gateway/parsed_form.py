@@ -14,6 +14,12 @@ from twostroke.router.gateway.forms import ChatForm, Json
 from twostroke.router.tool_calls import ChatStyle, ToolFormat, make_parser
 
 
+def call_id(request_id: str, index: int, number: int, tool_format: ToolFormat) -> str:
+    """The same for a request however it is answered. Mistral's templates take nine letters and digits, no more."""
+    digest = blake2b(f"{request_id}/{index}/{number}".encode(), digest_size=12).hexdigest()
+    return digest[:9] if tool_format is ToolFormat.MISTRAL else f"call_{digest}"
+
+
 class ParsedChatForm(ChatForm):
     """`names`: of the functions that may be called; for these and the rest see `tool_calls.make_parser`. `named`: one
     function was called by its name, which ends as text does.
@@ -103,15 +109,10 @@ class ParsedChatForm(ChatForm):
 
     def _call(self, index: int, number: int, name: str, arguments: str) -> Json:
         return {
-            "id": self._call_id(index, number),
+            "id": call_id(self._request_id, index, number, self._style.tool_format),
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         }
-
-    def _call_id(self, index: int, number: int) -> str:
-        """The same for a request however it is answered. Mistral's templates take nine letters and digits, no more."""
-        digest = blake2b(f"{self._request_id}/{index}/{number}".encode(), digest_size=12).hexdigest()
-        return digest[:9] if self._style.tool_format is ToolFormat.MISTRAL else f"call_{digest}"
 
     def _reason(self, finish: FinishReason, *, called: bool) -> str:
         return "tool_calls" if called and finish is FinishReason.STOP and not self._named else finish.value

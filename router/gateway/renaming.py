@@ -1,6 +1,6 @@
 """Errors in a client's own words, where an endpoint calls a parameter otherwise than `router.prepare` does."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from twostroke.cluster.core.errors import InvalidRequest
@@ -17,4 +17,15 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
             if error.message.startswith(root):
                 error.message = names[root] + error.message.removeprefix(root)
             error.field = names[root] + bracket + rest
+        raise
+
+
+@contextmanager
+def rewritten(names: Iterable[tuple[str, str]]) -> Iterator[None]:
+    """An InvalidRequest from inside names the client's field: pieces of its path are replaced, one after the other."""
+    try:
+        yield
+    except InvalidRequest as error:
+        for own, theirs in names:
+            error.field = (error.field or "").replace(own, theirs) or None
         raise

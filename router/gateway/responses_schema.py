@@ -13,15 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.cluster.core.logprobs import MAX_TOP
-from twostroke.router.chat_template import ChatOptions, Message
-from twostroke.router.gateway.content import read_messages
+from twostroke.router.gateway.foreign_tools import RESPONSES_CHOICE, RESPONSES_NAMES, RESPONSES_TOOLS, from_responses
 from twostroke.router.gateway.formats import Placed, read_text_format
-from twostroke.router.gateway.renaming import renamed
-from twostroke.router.gateway.schema import Ask, Chat, StreamOptions, validate
+from twostroke.router.gateway.renaming import renamed, rewritten
+from twostroke.router.gateway.responses_items import INPUT_SCHEMA, read_items
+from twostroke.router.gateway.schema import Ask, Chat, StreamOptions, read_chat_options, validate
+from twostroke.router.gateway.tools import read_tools
 from twostroke.router.prepare import GenerateParams, check_params
 
 IGNORED: Mapping[str, type] = {
-    "parallel_tool_calls": bool,
     "prompt_cache_key": str,
     "prompt_cache_options": dict,
     "prompt_cache_retention": str,
@@ -46,8 +46,6 @@ UNSERVED: Mapping[str, tuple[object, ...]] = {
     "reasoning": ({},),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "truncation": ("disabled",),
 }
 """Field to the values that ask for nothing, null aside."""
@@ -56,30 +54,12 @@ STATEFUL = ("store", "previous_response_id", "conversation")
 MAX_OUTPUT = "max_output_tokens"
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
-"""What `include` may name. Of reasoning there is none, so nothing is encrypted."""
+"""What `include` may name. Reasoning is told as it is, nothing is encrypted."""
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 """OpenAI's own limits."""
 
-_TEXT_PARTS = {
-    "input_text": {"type", "text", "prompt_cache_breakpoint"},
-    "output_text": {"type", "text", "annotations", "logprobs"},
-}
-"""Kind of a part to the fields it may have; all but the text mean nothing here."""
-_FROM_AN_OUTPUT = frozenset({"id", "phase", "status", "type"})
-"""What an output item that is sent back has besides role and content."""
-_PART = {"type": "object", "properties": {"type": {"enum": list(_TEXT_PARTS)}, "text": {"type": "string"}}}
-_ITEM = {
-    "type": "object",
-    "required": ["role", "content"],
-    "properties": {
-        "type": {"const": "message"},
-        "role": {"enum": ["system", "developer", "user", "assistant"]},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]},
-    },
-}
-_INPUT = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _ITEM}]}
 _INCLUDE = {"type": "array", "items": {"enum": list(INCLUDABLE)}}
 _TEXT = {
     "type": "object",
@@ -105,8 +85,11 @@ class InputTokensBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     model: str
-    input: Annotated[object, WithJsonSchema(_INPUT)]
+    input: Annotated[object, WithJsonSchema(INPUT_SCHEMA)]
     instructions: str | None = None
+    tools: Annotated[object, WithJsonSchema(RESPONSES_TOOLS)] = None
+    tool_choice: Annotated[object, WithJsonSchema(RESPONSES_CHOICE)] = None
+    parallel_tool_calls: bool = True
 
 
 class ResponsesBody(InputTokensBody):
@@ -131,6 +114,9 @@ class ResponsesAsk(Ask):
     """As it was sent, for the answer."""
     instructions: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
+    tools: list[object] = field(default_factory=list)
+    tool_choice: object = "auto"
+    parallel: bool = True
 
 
 def parse_responses(body: dict[str, object], limits: LimitsSection) -> ResponsesAsk:
@@ -162,9 +148,13 @@ def parse_responses(body: dict[str, object], limits: LimitsSection) -> Responses
         top=params.logprobs,
         max_tokens_field=MAX_OUTPUT,
         prompt_field="input",
+        field_names=RESPONSES_NAMES,
         text=text,
         instructions=parsed.instructions,
         metadata=_metadata(parsed.metadata),
+        tools=parsed.tools if isinstance(parsed.tools, list) else [],
+        tool_choice="auto" if parsed.tool_choice is None else parsed.tool_choice,
+        parallel=parsed.parallel_tool_calls,
     )
 
 
@@ -179,6 +169,7 @@ def parse_input_tokens(body: dict[str, object], limits: LimitsSection) -> Ask:
         include_usage=False,
         salt="",
         prompt_field="input",
+        field_names=RESPONSES_NAMES,
     )
 
 
@@ -195,44 +186,12 @@ def _validate(kind: type[Body], body: dict[str, object], ignored: Mapping[str, t
 
 
 def _conversation(body: InputTokensBody, limits: LimitsSection) -> Chat:
-    messages = _messages(body.input, limits)
+    messages = read_items(body.input, limits)
     if body.instructions is not None:
         messages = [{"role": "system", "content": body.instructions}, *messages]
-    return Chat(messages, ChatOptions())
-
-
-def _messages(value: object, limits: LimitsSection) -> list[Message]:
-    if isinstance(value, str):
-        value = [{"role": "user", "content": value}]
-    if not isinstance(value, list):
-        raise InvalidRequest("input must be a string or a list of items", "input")
-    plain = [_plain(item, f"input[{index}]") for index, item in enumerate(value)]
-    return read_messages(plain, limits.max_messages, "input")
-
-
-def _plain(item: object, path: str) -> object:
-    """A message item as `/v1/chat/completions` would have it; what is no object is left to `read_messages`."""
-    if not isinstance(item, dict):
-        return item
-    kind = item.get("type", "message")
-    if kind != "message":
-        raise InvalidRequest(f"items of type {str(kind)[:64]!r} are not supported here, only messages", f"{path}.type")
-    message = {name: value for name, value in item.items() if name not in _FROM_AN_OUTPUT}
-    content = message.get("content")
-    if isinstance(content, list):
-        message["content"] = [_part(part, f"{path}.content[{index}]") for index, part in enumerate(content)]
-    return message
-
-
-def _part(part: object, path: str) -> object:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
-        wanted = " and ".join(_TEXT_PARTS)
-        raise InvalidRequest(f"only parts of type {wanted} are supported, not {str(kind)[:64]!r}", f"{path}.type")
-    unknown = next((name for name in part if name not in _TEXT_PARTS[kind]), None)
-    if unknown is not None:
-        raise InvalidRequest("this field of a part is not supported here", f"{path}.{unknown[:128]}")
-    return {"type": "text", "text": part.get("text")}
+    with rewritten(RESPONSES_NAMES):
+        tools = read_tools(*from_responses(body.tools, body.tool_choice, body.parallel_tool_calls), limits)
+    return Chat(messages, read_chat_options(None, False, None, tools), tools)
 
 
 def _text(value: object) -> tuple[dict[str, object], Placed | None]:

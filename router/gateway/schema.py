@@ -185,6 +185,8 @@ class Ask:
     """What the client calls it."""
     prompt_field: str = "messages"
     """Where a chat stands in the body."""
+    field_names: tuple[tuple[str, str], ...] = ()
+    """For `renaming.rewritten`: what the client calls the fields of its tools."""
     prompt_alone: bool = False
     """No output is wanted; `params` asks for a token (`gateway.reduced`)."""
     prompt_top: int | None = None

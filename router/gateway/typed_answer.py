@@ -2,16 +2,16 @@
 
     submit       refused: the endpoint's own error form
     first item   nothing is sent before it, so that an early failure still has a status
-    streamed     the telling's events for each item; a failure is its last event (FIELD-REPORTS E30)
-    whole        one JSON object at the end, or the error with its status
+    each item    its text is taken apart into reasoning, text and calls, as far as that is certain
+    streamed     the telling's events for each part; a failure is its last event (FIELD-REPORTS E30)
+    whole        the telling takes the same parts; one JSON object at the end, or the error with its status
 
 A `Telling` is one answer's own and keeps what was said; it knows of no connection. Requests of these endpoints have
 one choice. Disconnects and slow clients are handled as in `router.gateway.answer`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Protocol
 
 import orjson
@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from twostroke.cluster.core.errors import InternalError, TwostrokeError
 from twostroke.cluster.telemetry.metrics import RouterMetrics
+from twostroke.router.answer_parts import Content, MessageParser, Part
 from twostroke.router.gateway.answer import SEND_TIMEOUT_S, START, failing_cleanly, reading, submit
 from twostroke.router.gateway.errors import json_response, refusal
 from twostroke.router.gateway.forms import Json
@@ -33,31 +34,26 @@ Event = tuple[str, Json]
 """Name and data."""
 
 
-@dataclass(slots=True)
-class Said:
-    """Of an answer, or of a part of it."""
-
-    text: str = ""
-    logprobs: list[object] = field(default_factory=list)
-    """As a chat's `content` has them, when they were asked for."""
-
-
 class Telling(Protocol):
-    def begin(self) -> Iterable[Event]:
-        """Before the first text. Call once."""
+    """Called in this order; every list of events is of what is to be sent now."""
+
+    def begin(self) -> Sequence[Event]: ...
+
+    def more(self, part: Part, logprobs: Sequence[object]) -> Sequence[Event]:
+        """`logprobs` of the tokens of text, as a chat's `content` has them, when they were asked for."""
         ...
 
-    def more(self, said: Said) -> Event: ...
-
-    def end(self, said: Said, end: ChoiceEnd, report: RequestReport) -> Iterable[Event]:
-        """After the last text; `said` is all of it."""
+    def end(self, logprobs: Sequence[object], end: ChoiceEnd, report: RequestReport) -> Sequence[Event]:
+        """After the last part; `logprobs` are those of tokens without text of their own."""
         ...
 
-    def failed(self, said: Said, error: TwostrokeError) -> Iterable[Event]:
+    def failed(self, error: TwostrokeError) -> Sequence[Event]:
         """Instead of `end`."""
         ...
 
-    def whole(self, said: Said, end: ChoiceEnd, report: RequestReport) -> Json: ...
+    def whole(self) -> Json:
+        """The answer, after `end`."""
+        ...
 
 
 class TypedAnswer(Response):
@@ -68,6 +64,7 @@ class TypedAnswer(Response):
         generator: Generator,
         request: GenerateRequest,
         telling: Telling,
+        parser: MessageParser,
         metrics: RouterMetrics,
         *,
         streamed: bool,
@@ -79,14 +76,14 @@ class TypedAnswer(Response):
         self._generator = generator
         self._request = request
         self._telling = telling
+        self._parser = parser
         self._metrics = metrics
         self._streamed = streamed
         self._endpoint = endpoint
         self._scores = scores
-        self._texts: list[str] = []
         self._logprobs: list[object] = []
+        """That wait for text."""
         self._end: ChoiceEnd | None = None
-        self._report: RequestReport | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -105,16 +102,19 @@ class TypedAnswer(Response):
                 await response(scope, receive, send)
 
     async def _whole(self, items: AsyncIterator[StreamItem], scope: Scope) -> Response:
+        ended = False
         try:
             async for item in items:
-                self._take(item)
-            end, report = self._ends()
+                self._events(item)
+                ended = ended or isinstance(item, RequestReport)
+            if not ended:
+                raise InternalError("the answer ended without its report")
         except TwostrokeError as error:
             return refusal(error, scope)
-        return json_response(self._telling.whole(self._said(), end, report))
+        return json_response(self._telling.whole())
 
     async def _tell(self, items: AsyncIterator[StreamItem], scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
+        started, ended = False, False
         try:
             async for item in items:
                 if not started:
@@ -122,48 +122,51 @@ class TypedAnswer(Response):
                         await send(START)
                     started = True
                     await _send_events(send, self._telling.begin())
-                more = self._take(item)
-                if more.text:
-                    await _send_events(send, [self._telling.more(more)])
-            end, report = self._ends()
-            await _send_events(send, self._telling.end(self._said(), end, report), is_last=True)
+                events = self._events(item)
+                ended = isinstance(item, RequestReport)
+                if events:
+                    await _send_events(send, events, is_last=ended)
+            if not ended:
+                raise InternalError("the answer ended without its report")
         except TwostrokeError as error:
             if started:
-                await _send_events(send, self._telling.failed(self._said(), error), is_last=True)
+                await _send_events(send, self._telling.failed(error), is_last=True)
             else:
                 await refusal(error, scope)(scope, receive, send)
 
-    def _said(self) -> Said:
-        return Said("".join(self._texts), self._logprobs)
-
-    def _take(self, item: StreamItem) -> Said:
-        """Note what the item says; its text, and the log-probabilities that go with it: those of tokens whose text is
-        held back wait for it, or for the end.
-        """
+    def _events(self, item: StreamItem) -> Sequence[Event]:
         match item:
             case Delta(choice, text, token_ids, logprobs):
-                self._texts.append(text)
                 if self._scores is not None:
                     self._scores.add(choice, token_ids, logprobs)
-                return Said(text, self._told(choice) if text else [])
+                return self._parts(choice, self._parser.push(text)) if text else ()
             case ChoiceEnd():
                 self._end = item
-                self._told(item.choice)
+                return self._parts(item.choice, self._parser.finish())
             case RequestReport():
-                self._report = item
-        return Said()
+                if self._end is None:
+                    raise InternalError("the answer ended without its end")
+                self._take_logprobs(self._end.choice)
+                return self._telling.end(self._logprobs, self._end, item)
+        return ()
 
-    def _told(self, choice: int) -> list[object]:
+    def _parts(self, choice: int, parts: Iterable[Part]) -> list[Event]:
+        """Log-probabilities go with text: those of tokens whose text is held back wait for it. Those of reasoning and
+        of calls are not told.
+        """
+        self._take_logprobs(choice)
+        events: list[Event] = []
+        for part in parts:
+            told, self._logprobs = self._logprobs, []
+            events += self._telling.more(part, told if isinstance(part, Content) else ())
+        return events
+
+    def _take_logprobs(self, choice: int) -> None:
         told = None if self._scores is None else self._scores.take(choice)
-        content = [] if told is None else told["content"]
-        assert isinstance(content, list)
-        self._logprobs += content
-        return content
-
-    def _ends(self) -> tuple[ChoiceEnd, RequestReport]:
-        if self._end is None or self._report is None:
-            raise InternalError("the answer ended without its end or its report")
-        return self._end, self._report
+        if told is not None:
+            content = told["content"]
+            assert isinstance(content, list)
+            self._logprobs += content
 
 
 async def _send_events(send: Send, events: Iterable[Event], *, is_last: bool = False) -> None:

@@ -27,6 +27,25 @@ HISTORY = [
     {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "hm"},
     {"role": "tool", "content": "x", "tool_call_id": "a"},
 ]
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": None}
+CUSTOM = {"name": "f", "input_schema": {"type": "object"}}
+ITEMS = [
+    USER,
+    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+    {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "a", "output": "x"},
+]
+TURNS = [
+    USER,
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "Hm.", "signature": ""},
+            {"type": "tool_use", "id": "a", "name": "f", "input": {}},
+        ],
+    },
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}]},
+]
 GOOD: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"model": "fake", "messages": [USER], "max_tokens": 2}),
     (CHAT, {"model": "fake", "messages": [USER], "n": 2, "stop": ["x"], "user": "u", "store": False, "metadata": {}}),
@@ -49,6 +68,16 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     (INPUT_TOKENS, {"model": "fake", "input": "Hi", "text": {"format": FLAT}}),
     (MESSAGES, {"model": "fake", "messages": [USER], "max_tokens": 50, "output_config": {"format": BARE}}),
     (COUNT, {"model": "fake", "messages": [USER], "output_config": {"format": BARE}}),
+    (
+        RESPONSES,
+        {"model": "fake", "input": ITEMS, "tools": [FUNCTION], "tool_choice": {"type": "function", "name": "f"}},
+    ),
+    (INPUT_TOKENS, {"model": "fake", "input": ITEMS, "tools": [FUNCTION], "parallel_tool_calls": False}),
+    (
+        MESSAGES,
+        {"model": "fake", "messages": TURNS, "max_tokens": 50, "tools": [CUSTOM], "tool_choice": {"type": "any"}},
+    ),
+    (COUNT, {"model": "fake", "messages": TURNS, "tools": [CUSTOM]}),
     (INPUT_TOKENS, {"model": "fake", "input": "Hi", "instructions": "x", "tools": None}),
     (MESSAGES, {"model": "fake", "messages": [USER], "max_tokens": 2, "system": "x", "metadata": {"user_id": "u"}}),
     (MESSAGES, {"model": "fake", "messages": [USER], "max_tokens": 50, "stop_sequences": ["wor"], "top_k": 5}),
@@ -88,6 +117,9 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     (MESSAGES, {"model": "fake", "messages": [USER], "max_tokens": 0}),
     (MESSAGES, {"model": "fake", "messages": [{**USER, "role": "system"}], "max_tokens": 5}),
     (MESSAGES, {"model": "fake", "messages": [USER], "max_tokens": 5, "tools": [{"name": "f"}]}),
+    (RESPONSES, {"model": "fake", "input": [{"type": "function_call", "call_id": "a"}]}),
+    (RESPONSES, {"model": "fake", "input": "x", "tools": [{"type": "web_search"}]}),
+    (MESSAGES, {"model": "fake", "messages": [USER], "max_tokens": 5, "tool_choice": "auto"}),
     (COUNT, {"model": "fake", "messages": [USER], "max_tokens": 5}),
     ("/tokenize", {}),
     ("/detokenize", {"tokens": "x"}),

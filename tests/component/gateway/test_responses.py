@@ -196,7 +196,7 @@ async def test_a_client_that_leaves_cancels() -> None:
         pytest.param({"store": True}, "store", id="store"),
         pytest.param({"previous_response_id": "resp_1"}, "previous_response_id", id="previous"),
         pytest.param({"conversation": "conv_1"}, "conversation", id="conversation"),
-        pytest.param({"tools": [{"type": "web_search"}]}, "tools", id="tools"),
+        pytest.param({"tools": [{"type": "web_search"}]}, "tools[0].type", id="tools"),
         pytest.param({"background": True}, "background", id="background"),
         pytest.param({"max_output_tokens": 0}, "max_output_tokens", id="too few tokens"),
         pytest.param({"max_output_tokens": 1000}, "max_output_tokens", id="over the context"),
