@@ -23,6 +23,8 @@ from tests.mode_answers import CALLS, LOCAL, Answers, answers_by, num_asked
 from tests.tiny_models import make_tiny_model
 from twostroke.engine.model.source import default_cache_dir, resolve
 
+pytestmark = pytest.mark.timeout(600)
+"""The first test of a way waits for all its answers: under a minute on two cores, minutes on a busy machine."""
 COMBINATIONS = all_combinations()
 TIMES = {combination.name: num_asked(index) for index, combination in enumerate(COMBINATIONS)}
 DRAWN = [combination for combination in COMBINATIONS if combination.name.startswith("drawn")]
@@ -38,7 +40,6 @@ EXCLUSIVE = {
     *product(("min_tokens", "ignore_eos"), ("response_format", "structured_outputs")),
 }
 """Pairs of parameters that are refused with some of their values."""
-LONG = (pytest.mark.slow, pytest.mark.timeout(900))
 
 
 @dataclass
@@ -95,7 +96,7 @@ def cells() -> list[Any]:
     found = []
     for transport, (index, combination) in product(TRANSPORTS, enumerate(COMBINATIONS)):
         in_sample = transport == "loopback" or index % SAMPLE == 0
-        marks = () if in_sample else LONG
+        marks = () if in_sample else pytest.mark.slow
         found.append(pytest.param(transport, combination, marks=marks, id=f"{transport}-{combination}"))
     return found
 
@@ -118,7 +119,6 @@ def test_a_pair_answers_as_one_worker(tiny_modes: Modes, transport: str, combina
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("transport", ["grpc"])
 @pytest.mark.parametrize("combination", DRAWN[::8], ids=str)
 def test_so_does_a_pair_with_the_demo_model(demo_modes: Modes, transport: str, combination: Combination) -> None:
