@@ -58,6 +58,29 @@ CHOICE = {"structured_outputs": {"choice": ["yes", "no, never", "n\u00e9"]}}
 REGEX = {"structured_outputs": {"regex": "[a-f]{3,9}[0-9]{2}"}, "max_tokens": 20}
 FORM = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
 
+WEATHER = {
+    "name": "weather",
+    "description": "Of a city",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Orléans"]}, "days": {"type": "integer"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+OFFERED = [{"type": "function", "function": WEATHER}, {"type": "function", "function": {"name": "now"}}]
+STRICT = [{"type": "function", "function": {**WEATHER, "strict": True}}]
+NAMED = {"type": "function", "function": {"name": "weather"}}
+TOOLS: Mapping[str, Json] = {
+    "auto": {"tools": OFFERED},
+    "none": {"tools": OFFERED, "tool_choice": "none"},
+    "required": {"tools": OFFERED, "tool_choice": "required"},
+    "one": {"tools": OFFERED, "tool_choice": "required", "parallel_tool_calls": False},
+    "named": {"tools": OFFERED, "tool_choice": NAMED},
+    "strict": {"tools": STRICT},
+}
+"""Of chats over HTTP alone."""
+
 VALUES: Mapping[str, Sequence[Any]] = {
     "prompt": ("one", "sentence", "page", "unicode", "long", "two", "ids"),
     "max_tokens": (None, 1, 2, 5, 14),
@@ -80,12 +103,15 @@ VALUES: Mapping[str, Sequence[Any]] = {
     "logprobs": (None, 0, 5, 20),
     "prompt_logprobs": (None, 0, 4),
     "echo": (None, True),
+    "tools": (None, "auto", "required", "one", "strict"),
     "chat": (None, {"add_generation_prompt": False}, {"continue_final_message": True}),
     "usage": (None, True),
     "priority": (None, 5),
     "cache": ("own", "shared"),
 }
-"""None: not sent. `chat` are fields of chats alone, `usage` asks streams for it, `cache` is the salt's."""
+"""None: not sent. `chat` are fields of chats alone, `usage` asks streams for it, `cache` is the salt's, `tools`
+is of `TOOLS`.
+"""
 
 GREEDY = {"temperature": 0}
 END_FIRST = {**GREEDY, "logit_bias": {str(END_TOKEN): 100}}
@@ -148,6 +174,14 @@ EDGES: Mapping[str, Json] = {
     "a choice": {**CHOICE, "seed": 2, "n": 4, "logprobs": 1},
     "a choice, greedy": {**CHOICE, **GREEDY, "prompt": "long"},
     "a grammar": {"structured_outputs": {"grammar": 'start: "a" start "b" | "c"'}, "seed": 4, "max_tokens": 30},
+    "tools": {"seed": 2, "tools": "required", "max_tokens": 70, "n": 2, "logprobs": 1},
+    "tools, one": {**GREEDY, "tools": "one", "max_tokens": 70},
+    "tools, named": {"seed": 3, "tools": "named", "max_tokens": 70, "n": 3},
+    "tools, named, cut": {"seed": 3, "tools": "named", "max_tokens": 20, "n": 2},
+    "tools, none": {"seed": 3, "tools": "none", "n": 2},
+    "tools, cut by a stop string": {"seed": 3, "tools": "named", "max_tokens": 70, "stop": "city"},
+    "tools or an object": {"seed": 4, "tools": "auto", "response_format": FORM, "max_tokens": 70, "n": 3},
+    "tools of a strict function": {"seed": 5, "tools": "strict", "max_tokens": 40, "n": 3, "logprobs": 0},
     "refused: a keyword": {"structured_outputs": {"json": {"not": {}}}},
     "refused: a schema without an end": {"structured_outputs": {"json": {"$ref": "#"}}},
     "refused: a regular expression": {"structured_outputs": {"regex": "(?=a)b"}},
@@ -169,7 +203,7 @@ EDGES: Mapping[str, Json] = {
     "refused: long salt": {"salt": "x" * 257},
     "refused: model": {"model": "another"},
 }
-BY_FACE = {"echo": "completions", "best_of": "completions", "chat": "chat"}
+BY_FACE = {"echo": "completions", "best_of": "completions", "chat": "chat", "tools": "chat"}
 """Parameters that not every face has; the others leave them out. gRPC has `chat` for its chats."""
 FACES_DIFFER = frozenset({"whole context", "best of more", "prompt alone"})
 """Edges that not every face takes: a chat template adds to the context, gRPC and streams do not choose the best, only
@@ -194,7 +228,9 @@ class Combination:
 def is_sound(params: Json) -> bool:
     """False for what is refused together, which edges have."""
     forms = [params[name] for name in ("response_format", "structured_outputs") if params[name]]
-    if len(forms) > 1 or (forms and (params["min_tokens"] or params["ignore_eos"])):
+    if params["tools"] and params["structured_outputs"]:
+        return False
+    if len(forms) > 1 or ((forms or params["tools"]) and (params["min_tokens"] or params["ignore_eos"])):
         return False
     return (params["min_tokens"] or 0) <= (params["max_tokens"] or DEFAULT_MAX_TOKENS)
 
@@ -259,6 +295,7 @@ def http_body(combination: Combination, path: str, streamed: bool) -> Json:
     face = "chat" if path == CHAT else "completions"
     params = _shared(combination, face)
     prompt = params.pop("prompt", "sentence")
+    params |= TOOLS.get(params.pop("tools", ""), {})
     include_usage = params.pop("usage", False)
     chat = params.pop("chat", {})
     params.pop("salt", None)

@@ -131,6 +131,9 @@ class Faces:
         if response.content_type == "text/event-stream":
             return Answer(response.status, join_events(events(data), path == CHAT), items)
         whole = orjson.loads(data)
+        for choice in whole.get("choices", ()):
+            for call in choice.get("message", {}).get("tool_calls", ()):
+                del call["id"]  # made of the request's
         return Answer(response.status, {name: whole[name] for name in whole if name not in ("id", "created")}, items)
 
     async def grpc(self, request: pb.GenerateRequest) -> Answer:
@@ -179,30 +182,47 @@ class _Choice:
     text: str = ""
     finish: str | None = None
     roles: list[str] = field(default_factory=list)
+    reasoning: str = ""
+    calls: list[Json] = field(default_factory=list)
     logprobs: Json | None = None
 
     def take(self, part: Json, is_chat: bool) -> None:
         assert self.finish is None, f"a chunk after the finish reason: {part}"
         if is_chat:
             delta = part["delta"]
-            assert delta.keys() <= {"role", "content"}, delta
+            assert delta.keys() <= {"role", "content", "reasoning_content", "tool_calls"}, delta
             if "role" in delta:
                 assert not self.roles, "the role twice"
                 assert not self.text, "text before the role"
                 self.roles.append(delta["role"])
             self.text += delta.get("content", "")
+            self.reasoning += delta.get("reasoning_content", "")
+            for piece in delta.get("tool_calls", ()):
+                self._take_call(piece)
         else:
             self.text += part["text"]
         if part["logprobs"] is not None:
             self.logprobs = _extend(self.logprobs, part["logprobs"])
         self.finish = part["finish_reason"]
 
+    def _take_call(self, piece: Json) -> None:
+        assert piece["index"] in (len(self.calls) - 1, len(self.calls)), "calls come one after the other"
+        if piece["index"] == len(self.calls):
+            self.calls.append({"type": piece["type"], "function": dict(piece["function"])})
+        else:
+            self.calls[-1]["function"]["arguments"] += piece["function"]["arguments"]
+
     def whole(self, index: int, is_chat: bool) -> Json:
         assert self.finish is not None, f"choice {index} has no finish reason"
         if not is_chat:
             return {"index": index, "text": self.text, "logprobs": self.logprobs, "finish_reason": self.finish}
         assert self.roles == ["assistant"]
-        message = {"role": "assistant", "content": self.text, "refusal": None}
+        content = None if self.calls and not self.text else self.text
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.calls:
+            message["tool_calls"] = self.calls
         return {"index": index, "message": message, "logprobs": self.logprobs, "finish_reason": self.finish}
 
 

@@ -37,7 +37,8 @@ REFUSALS = (400, 404, "INVALID_ARGUMENT", "NOT_FOUND", "cannot be said")
 EXCLUSIVE = {
     ("max_tokens", "min_tokens"),
     ("response_format", "structured_outputs"),
-    *product(("min_tokens", "ignore_eos"), ("response_format", "structured_outputs")),
+    ("structured_outputs", "tools"),
+    *product(("min_tokens", "ignore_eos"), ("response_format", "structured_outputs", "tools")),
 }
 """Pairs of parameters that are refused with some of their values."""
 
@@ -204,7 +205,8 @@ def unlike_grpc(combination: Combination, answers: Answers) -> Iterator[str]:
         return
     for form, face in (("streamed", "chat"), ("whole", "completions")):
         answer, other = answers[combination.name, ("grpc", form), 0], answers[combination.name, (face, "whole"), 0]
-        alike = face == "chat" or combination.params.get("prompt") != "two"  # gRPC takes one prompt
+        # gRPC has no tools, and takes one prompt.
+        alike = "tools" not in combination.params if face == "chat" else combination.params.get("prompt") != "two"
         if not alike or answer.status != "OK" or other.status != 200:
             continue
         yield from (f"gRPC and {face}: {line}" for line in differences(answer.tokens, other.tokens))
