@@ -39,10 +39,13 @@ class AskingClient(ABC):
         *,
         model: str = "",
         cache_salt: str = "",
+        continuation: str = "",
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> AnswerStream:
-        """An answer as it is made; see `AnswerStream`. `model` empty: the one that is served."""
-        ask = Ask(model, prompt, sampling or Sampling(), cache_salt)
+        """An answer as it is made; see `AnswerStream`. `model` empty: the one that is served. `continuation`: of an
+        answer to the same request, which goes on.
+        """
+        ask = Ask(model, prompt, sampling or Sampling(), cache_salt, continuation)
         return AnswerStream(lambda left_s: self._attempt(ask, left_s), self._caller, timeout_s)
 
     async def generate(
@@ -52,10 +55,14 @@ class AskingClient(ABC):
         *,
         model: str = "",
         cache_salt: str = "",
+        continuation: str = "",
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Answer:
         """The whole answer. Raises TwostrokeError."""
-        async with self.stream(prompt, sampling, model=model, cache_salt=cache_salt, timeout_s=timeout_s) as stream:
+        stream = self.stream(
+            prompt, sampling, model=model, cache_salt=cache_salt, continuation=continuation, timeout_s=timeout_s
+        )
+        async with stream:
             async for _ in stream:
                 pass
             return stream.answer

@@ -35,6 +35,7 @@ class Ended:
 
     finish_reason: str
     usage: Usage
+    continuation: str
 
 
 Item = Started | Piece | Ended
@@ -139,6 +140,7 @@ class AnswerStream:
             finish_reason=self._ended.finish_reason,
             usage=self._ended.usage,
             logprobs=tuple(entry for piece in self._taken for entry in piece.logprobs),
+            continuation=self._ended.continuation,
         )
 
     async def _run(self, deadline: Deadline) -> AsyncGenerator[Piece, None]:

@@ -106,7 +106,7 @@ class GrpcClient(AskingClient):
 
     async def _attempt(self, ask: Ask, left_s: float) -> AsyncGenerator[Item, None]:
         request = _request(ask, ask.model or await self._served(left_s), left_s)
-        finish_reason = ""
+        finish_reason = continuation = ""
         with _own_errors():
             call = self._stub.Generate(request, timeout=left_s)
             try:
@@ -118,10 +118,11 @@ class GrpcClient(AskingClient):
                             yield _piece(response.delta)
                         case "choice_end":
                             finish_reason = _FINISH.get(response.choice_end.finish_reason, "")
+                            continuation = response.choice_end.continuation
                         case "finished":
                             last = response.finished
                             usage = Usage(last.prompt_tokens, last.completion_tokens, last.cached_tokens)
-                            yield Ended(finish_reason, usage)
+                            yield Ended(finish_reason, usage, continuation)
             finally:
                 call.cancel()
 
@@ -141,7 +142,9 @@ def _piece(delta: pb.Delta) -> Piece:
 def _request(ask: Ask, model: str, left_s: float) -> pb.GenerateRequest:
     values = {name: value for name, value in asdict(ask.sampling).items() if value is not None}
     with encoding():
-        request = pb.GenerateRequest(model=model, timeout_s=left_s, cache_salt=ask.cache_salt, **values)
+        request = pb.GenerateRequest(
+            model=model, timeout_s=left_s, cache_salt=ask.cache_salt, continuation=ask.continuation, **values
+        )
         if isinstance(ask.prompt, str):
             request.text = ask.prompt
         elif ask.prompt and isinstance(ask.prompt[0], Message):

@@ -80,16 +80,17 @@ class HttpClient(AskingClient):
                     data = await response.aread()
                     raise from_http(response.status_code, data, response.headers.get("retry-after"))
                 yield Started(response.headers.get("x-twostroke-request-id", ""))
-                finish_reason = ""
+                finish_reason = continuation = ""
                 async for event in _events(response):
                     for choice in event["choices"]:
                         finish_reason = choice["finish_reason"] or finish_reason
+                        continuation = choice.get("continuation", "")
                         text = choice["delta"].get("content") if "delta" in choice else choice["text"]
                         logprobs = _logprobs(choice.get("logprobs"), ask.sampling.logprobs)
                         if text or logprobs:
                             yield Piece(text or "", logprobs=logprobs)
                     if event.get("usage"):
-                        yield Ended(finish_reason, _usage(event["usage"]))
+                        yield Ended(finish_reason, _usage(event["usage"]), continuation)
 
 
 def _request(ask: Ask, model: str, left_s: float) -> tuple[str, bytes]:
@@ -104,6 +105,8 @@ def _request(ask: Ask, model: str, left_s: float) -> tuple[str, bytes]:
     }
     if ask.cache_salt:
         body["cache_salt"] = ask.cache_salt
+    if ask.continuation:
+        body["continuation"] = ask.continuation
     if isinstance(ask.prompt, str):
         return "/v1/completions", _content({**body, "prompt": ask.prompt})
     if ask.prompt and isinstance(ask.prompt[0], Message):

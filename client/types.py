@@ -47,6 +47,7 @@ class Ask:
     prompt: Prompt
     sampling: Sampling
     cache_salt: str
+    continuation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class Answer:
     finish_reason: str
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] = ()
+    continuation: str = ""
+    """When the server's output budget ended it: asked with the same and this, the answer goes on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ the sub-config that it needs. Only `cluster.main` reads the environment.
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -19,7 +20,12 @@ Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 TransportName = Literal["collective", "grpc"]
+Budget = Annotated[int, Field(ge=0)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+DEFAULT_TENANT = "default"
+"""Of requests that name none."""
 
+MIN_KEY_CHARACTERS = 16
 FAKE_VOCAB_SIZE = 258
 """Vocabulary of a fake model (`model.fake`): 256 bytes, a begin and an end token (`router.tokenizer.ByteTokenizer`)."""
 FAKE_END_TOKEN = 257
@@ -162,6 +168,51 @@ class TemplatesSection(Section):
     """Between two looks at the files' times; a look costs two `stat` calls, and only chats cause it."""
 
 
+class TenantBudget(Section):
+    service_class: Name | None = None
+    output_tokens: Budget | None = None
+    """None: its class's."""
+
+
+class BudgetSection(Section):
+    """Output tokens that a choice may have before it ends with a continuation token (ADR 0010). 0: as many as asked."""
+
+    output_tokens: Budget = 0
+    """Of tenants without one of their own or of a class."""
+    classes: dict[Name, Budget] = {}
+    tenants: dict[Name, TenantBudget] = {}
+    tenant_header: Annotated[str, Field(pattern=r"^[a-z0-9-]{0,64}$")] = ""
+    """HTTP header, and gRPC metadata key, in which the proxy before the routers names the tenant. Empty: who asks is
+    not known, and all are `default`; else clients could choose."""
+    key: str = ""
+    """Signs continuation tokens; the same on every router. `up` draws one; else empty, with no file either: each router
+    draws its own, and takes no other's tokens."""
+    key_file: str = ""
+    """Holds the key, instead of `key`."""
+    ttl_s: Seconds = 3600.0
+    """How long a continuation token is good."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "BudgetSection":
+        for name, tenant in self.tenants.items():
+            if tenant.service_class is not None and tenant.service_class not in self.classes:
+                raise ValueError(f"tenant {name} is of class {tenant.service_class}, which is not in classes")
+        if self.key and self.key_file:
+            raise ValueError("key and key_file: name one of them")
+        if self.key and len(self.key) < MIN_KEY_CHARACTERS:
+            raise ValueError(f"key has fewer than {MIN_KEY_CHARACTERS} characters")
+        return self
+
+    def tokens_of(self, tenant: str) -> int:
+        """The tenant's budget; 0: none."""
+        own = self.tenants.get(tenant)
+        if own is None:
+            return self.output_tokens
+        if own.output_tokens is not None:
+            return own.output_tokens
+        return self.output_tokens if own.service_class is None else self.classes[own.service_class]
+
+
 class RouterSection(Section):
     replicas: Annotated[int, Field(ge=0)] = 1
     """Routers that the supervisor starts; 0: they run outside Ray, as a Deployment on Kubernetes does."""
@@ -184,6 +235,7 @@ class RouterSection(Section):
     policy: PolicySection = PolicySection()
     limits: LimitsSection = LimitsSection()
     templates: TemplatesSection = TemplatesSection()
+    budget: BudgetSection = BudgetSection()
 
 
 class RedisSection(Section):
@@ -264,7 +316,7 @@ def _read_yaml(path: Path) -> object:
         raise ConfigError([f"{path}: {error}"]) from None
 
 
-STORED = {"ray": ("drain_s",), "redis": ("url",)}
+STORED = (("ray", "drain_s"), ("redis", "url"), ("router", "budget", "key"))
 
 
 def load_stored(path: Path) -> Config:
@@ -274,12 +326,25 @@ def load_stored(path: Path) -> Config:
     data = _read_yaml(path)
     if not isinstance(data, dict):
         raise ConfigError([f"{path}: not a mapping"])
-    known: dict[str, object] = {"cluster": data["cluster"]} if "cluster" in data else {}
-    for section, names in STORED.items():
-        fields = data.get(section)
-        if isinstance(fields, dict):
-            known[section] = {name: fields[name] for name in names if name in fields}
+    known: dict[str, Any] = {"cluster": data["cluster"]} if "cluster" in data else {}
+    for *sections, name in STORED:
+        found, kept = data, known
+        for section in sections:
+            inner = found.get(section)
+            found, kept = inner if isinstance(inner, dict) else {}, kept.setdefault(section, {})
+        if name in found:
+            kept[name] = found[name]
     return parse_config(known)
+
+
+def with_secrets(config: Config, environment: Mapping[str, str]) -> Config:
+    """What the environment has instead of the file: `TWOSTROKE_CONTINUATION_KEY`. Raises ConfigError."""
+    key = environment.get("TWOSTROKE_CONTINUATION_KEY")
+    if not key:
+        return config
+    data = config.model_dump()
+    data["router"]["budget"] |= {"key": key, "key_file": ""}
+    return parse_config(data)
 
 
 def dump_config(config: Config) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twostroke import __version__
-from twostroke.cluster.config import Config, load_config
+from twostroke.cluster.config import Config, load_config, with_secrets
 from twostroke.cluster.control import commands_cluster, commands_use, valkey
 from twostroke.cluster.control.context import Context, ErrorsToExitCodes
 from twostroke.cluster.control.launch import ClusterFiles
@@ -85,7 +85,7 @@ def run(
     ] = None,
 ) -> None:
     """Run one process of a cluster in the foreground; SIGTERM drains it."""
-    settings = load_config(config)
+    settings = with_secrets(load_config(config), os.environ)
     name = WorkerId(worker_id or f"{role.value}-0")
     configure_logging(settings.telemetry.log_level, settings.telemetry.log_format, name)
 

@@ -85,6 +85,7 @@ class Dispatcher:
         self._reactions = Reactions(self._lifecycle, self.fleet, config.policy, metrics, self._clock, self._random)
         self._broken: weakref.WeakSet[WorkerLink] = weakref.WeakSet()
         """Links that broke before they were attached."""
+        self._model: ServedModel | None = None
         self._refusing = ""
         self._pump_planned = False
         self._tasks = TaskOwner("dispatcher")
@@ -117,6 +118,9 @@ class Dispatcher:
 
     @property
     def model(self) -> ServedModel | None:
+        return self._model
+
+    def _served_model(self) -> ServedModel | None:
         decode = [worker.info for worker in self.fleet.workers(Role.DECODE)]
         infos = decode or [worker.info for worker in self.fleet.workers()]
         if not infos:
@@ -180,6 +184,8 @@ class Dispatcher:
                 f"{total}; the limit is {model.max_context}",
                 "max_tokens",
             )
+        if request.delivered and request.num_choices != 1:
+            raise InvalidRequest("one choice is continued at a time", "n")
         if request.request_id in self._lifecycle.requests:
             raise InvalidRequest(f"a request with id {request.request_id} is live", "request_id")
 
@@ -192,11 +198,15 @@ class Dispatcher:
             deadline_at=now + request.time_left_s,
         )
         for number in range(request.num_choices):
-            sampling = replace(request.sampling, seed=choice_seed(request.sampling.seed, number))
+            seed = choice_seed(request.sampling.seed, request.first_choice + number)
+            sampling = replace(request.sampling, seed=seed)
             if number:
                 sampling = replace(sampling, prompt_logprobs=None)  # the prompt is the same: choice 0 tells of it
-            state = ChoiceState(request.request_id, number, sampling, since=now)
-            record.choices.append(ChoiceRecord(record, state, self._decoders(request.stop)))
+            state = ChoiceState(request.request_id, number, sampling, since=now, tokens=list(request.delivered))
+            decoder = self._decoders(request.stop)
+            for token in request.delivered:
+                decoder.push(token)  # what of it was certain is told; what was held back may still become text
+            record.choices.append(ChoiceRecord(record, state, decoder))
         return record
 
     # -------------------------------------------------------------------------------- what links say (LinkListener)
@@ -206,7 +216,7 @@ class Dispatcher:
         if link in self._broken or self.fleet.find(link.info.incarnation) is not None:
             return False
         self.fleet.add(link)
-        self._count_workers()
+        self._note_workers()
         self._wake()
         return True
 
@@ -236,11 +246,13 @@ class Dispatcher:
     def _forget(self, link: WorkerLink, reason: str) -> None:
         log.info("worker_lost", worker=link.info.worker_id, incarnation=link.info.incarnation, reason=reason)
         self.fleet.remove(link.info.incarnation)
-        self._count_workers()
+        self._note_workers()
         self._reactions.on_lost(link, reason)
         self._wake()
 
-    def _count_workers(self) -> None:
+    def _note_workers(self) -> None:
+        """After every change of who is attached: each request asks for the model several times."""
+        self._model = self._served_model()
         for role in Role:
             self._metrics.workers.of(role.value).set(len(self.fleet.workers(role)))
 

@@ -4,12 +4,13 @@
                  |
                  '-- held at a token until `release`; failing at a token; refused at once; cancelled
 
-Choice j says `answers[j % len(answers)]`, cut at stop strings and `max_tokens` as a real answer would be.
+Choice j says `answers[j % len(answers)]`, cut at stop strings, `max_tokens` and the output budget as a real
+answer would be; a continuation goes on at its place.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from twostroke.cluster.core.errors import Cancelled, DeadlineExceeded, TwostrokeError
 from twostroke.cluster.core.ids import RequestId
@@ -17,6 +18,7 @@ from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.sampling import FinishReason
 from twostroke.router.request import (
     ChoiceEnd,
+    Continuation,
     Delta,
     GenerateRequest,
     PromptScores,
@@ -102,11 +104,11 @@ class FakeStream:
 
     async def __aiter__(self) -> AsyncIterator[StreamItem]:
         request = self._request
-        choices = [_Choice(self._owner, request, number) for number in range(request.num_choices)]
+        choices = [_Choice(self._owner, request, request.first_choice + i) for i in range(request.num_choices)]
         if request.sampling.prompt_logprobs is not None:
             top = request.sampling.prompt_logprobs
             yield PromptScores(0, tuple(fake_logprob(token, top) for token in request.prompt[1:]))
-        index = 0
+        index = len(request.delivered)
         while any(choice.end is None for choice in choices):
             await self._before(index)
             for choice in choices:
@@ -171,8 +173,11 @@ class _Choice:
         self._tokens = tokens if sampling.ignore_eos else [*tokens, *sampling.end_token_ids[:1]]
         self._sampling = sampling
         self._number = number
+        self._request = request
         self._decoder: TextDecoder = owner.tokenizer.text_decoders(request.stop)
-        self._num_output = 0
+        for token in request.delivered:
+            self._decoder.push(token)
+        self._num_output = len(request.delivered)
         self.end: ChoiceEnd | None = None
 
     def step(self) -> list[StreamItem]:
@@ -182,6 +187,8 @@ class _Choice:
         text, finish = self._decoder.push(token), self._sampling.finish_after(self._num_output, token)
         if text.stopped:
             return [self._delta(text.text, token), self._finish(FinishReason.STOP, text.stop)]
+        if finish is FinishReason.LENGTH and self._request.ends_by_budget:
+            return [self._delta(text.text, token), self._finish(finish, continuation=self._continuation())]
         if finish is not None:
             return [self._delta(text.text + self._decoder.finish(), token), self._finish(finish)]
         return [self._delta(text.text, token)]
@@ -190,6 +197,12 @@ class _Choice:
         top = self._sampling.logprobs
         return Delta(self._number, text, (token,), () if top is None else (fake_logprob(token, top),))
 
-    def _finish(self, reason: FinishReason, stop: str = "") -> ChoiceEnd:
-        self.end = ChoiceEnd(self._number, reason, self._num_output, stop)
+    def _continuation(self) -> Continuation:
+        assert self._request.continuation is not None
+        tokens = tuple(self._tokens[index % len(self._tokens)] for index in range(self._num_output))
+        return replace(self._request.continuation, choice=self._number, tokens=tokens)
+
+    def _finish(self, reason: FinishReason, stop: str = "", continuation: Continuation | None = None) -> ChoiceEnd:
+        num_new = self._num_output - len(self._request.delivered)
+        self.end = ChoiceEnd(self._number, reason, num_new, stop, continuation)
         return self.end

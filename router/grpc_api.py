@@ -7,15 +7,15 @@
 A call's deadline and `timeout_s` both bound the request; the nearer one counts.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import grpc
 import structlog
 from google.protobuf.json_format import MessageToDict
 
-from twostroke.cluster.config import RouterSection
+from twostroke.cluster.config import DEFAULT_TENANT, RouterSection
 from twostroke.cluster.core.errors import InternalError, InvalidRequest, TwostrokeError
 from twostroke.cluster.core.grammar import Grammar
 from twostroke.cluster.core.ids import RequestId, new_request_id
@@ -28,11 +28,12 @@ from twostroke.cluster.wire.status import abort_with
 from twostroke.proto.v1 import common_pb2, inference_pb2_grpc
 from twostroke.proto.v1 import inference_pb2 as pb
 from twostroke.router.chat_template import ChatOptions
+from twostroke.router.continuation import ContinuationTokens
 from twostroke.router.gateway.content import read_messages
 from twostroke.router.gateway.encode import Encoder
 from twostroke.router.gateway.schema import Chat, read_chat_options
 from twostroke.router.grammar_gate import GrammarGate, check_grammar
-from twostroke.router.prepare import GenerateParams, check_params, prepare, serving
+from twostroke.router.prepare import GenerateParams, check_params, prepare, read_tenant, serving
 from twostroke.router.request import (
     ChoiceEnd,
     Delta,
@@ -87,22 +88,25 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         config: RouterSection,
         metrics: RouterMetrics,
         gate: GrammarGate | None = None,
+        continuations: ContinuationTokens | None = None,
     ) -> None:
+        """`continuations` as for `gateway.app.create_app`."""
         self._generator = generator
         self._tokenizer = tokenizer
         self._encoder = Encoder(tokenizer)
         self._config = config
         self._metrics = metrics
         self._gate = gate
+        self._continuations = continuations or ContinuationTokens.of(config.budget)
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         try:
-            prepared, stream = await self._submit(request, context.time_remaining())
+            prepared, stream = await self._submit(request, context)
             try:
                 yield pb.GenerateResponse(accepted=pb.Accepted(request_id=prepared.request_id))
                 async with aclosing(aiter(stream)) as items:  # type: ignore[type-var]  # the dispatcher's is a generator
                     async for item in items:
-                        yield _response(item, prepared.prompt, self._tokenizer.spell)
+                        yield self._response(item, prepared.prompt)
             finally:
                 # Also for a client that left before the first item: closing an iterator that never ran does nothing.
                 await stream.cancel()
@@ -163,12 +167,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             ready=self._generator.ready,
         )
 
-    async def _submit(
-        self, request: pb.GenerateRequest, remaining_s: float | None
-    ) -> tuple[GenerateRequest, RequestStream]:
+    async def _submit(self, request: pb.GenerateRequest, context: Context) -> tuple[GenerateRequest, RequestStream]:
         """What is refused is counted and logged as over HTTP, and raised."""
         try:
-            prepared = await self._prepare(request, remaining_s)
+            prepared = await self._prepare(request, context.time_remaining(), self._tenant(context))
         except TwostrokeError as error:
             self._metrics.refusals.of(error.code).inc()
             log_request(log, request_id=new_request_id(), outcome=error.code, endpoint=ENDPOINT)
@@ -182,11 +184,22 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             )
             raise
 
-    async def _prepare(self, request: pb.GenerateRequest, remaining_s: float | None) -> GenerateRequest:
+    def _tenant(self, context: Context) -> str:
+        key = self._config.budget.tenant_header
+        if not key:
+            return DEFAULT_TENANT
+        # The stubs take Metadata for a sequence; it iterates over (key, value).
+        metadata = dict(cast(Iterable[tuple[str, str | bytes]], context.invocation_metadata() or ()))
+        value = metadata.get(key)
+        return read_tenant(value.decode("latin-1") if isinstance(value, bytes) else value, self._config.budget)
+
+    async def _prepare(self, request: pb.GenerateRequest, remaining_s: float | None, tenant: str) -> GenerateRequest:
         params = _params(request, remaining_s)
         check_params(params, self._config.limits)
         model = serving(request.model, self._generator)
         await check_grammar(params, self._gate)
+        sealed = request.continuation
+        opened = self._continuations.open(sealed, model.max_context) if sealed else None
         field, prompt, template = await self._tokens(request, model)
         return prepare(
             prompt,
@@ -198,8 +211,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             prompt_field=field,
             client_request_id=request.request_id,
             salt=request.cache_salt,
+            tenant=tenant,
             template=template,
+            continuable=True,
+            continuation=opened,
         )
+
+    def _response(self, item: StreamItem, prompt: Sequence[int]) -> pb.GenerateResponse:
+        if isinstance(item, ChoiceEnd) and item.continuation is not None:
+            response = _response(item, prompt, self._tokenizer.spell)
+            response.choice_end.continuation = self._continuations.seal(item.continuation)
+            return response
+        return _response(item, prompt, self._tokenizer.spell)
 
     async def _tokens(
         self, request: pb.GenerateRequest | pb.TokenizeRequest, model: ServedModel

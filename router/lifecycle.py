@@ -296,7 +296,7 @@ class Lifecycle:
             return
         choice.prompt_told = True
         choice.keys = None
-        choice.request.stream.put(PromptScores(choice.state.number, tuple(choice.state.prompt_logprobs)))
+        choice.request.stream.put(PromptScores(choice.number, tuple(choice.state.prompt_logprobs)))
         choice.state.prompt_logprobs.clear()
 
     def deliver(self, choice: ChoiceRecord, tokens: tuple[int, ...]) -> None:
@@ -317,7 +317,7 @@ class Lifecycle:
                 break
         self._clock_tokens(choice, used, now)
         logprobs = choice.state.take_logprobs(start, start + used)
-        waiting = choice.request.stream.put(Delta(choice.state.number, "".join(text), tokens[:used], logprobs))
+        waiting = choice.request.stream.put(Delta(choice.number, "".join(text), tokens[:used], logprobs))
         if waiting > self._config.token_buffer:
             self.fail(
                 choice.request, SlowReader(f"{waiting} tokens wait to be read; the limit is what a client may lag")
@@ -350,11 +350,13 @@ class Lifecycle:
         self.start_siblings(record)
         self._release(choice)
         choice.state.move(Phase.FINISHED, self._clock.now())
-        if not end.by_text:
+        continuation = choice.continuation
+        if not end.by_text and continuation is None:
             rest = choice.decoder.finish()
             if rest:
-                record.stream.put(Delta(choice.state.number, rest, ()))
-        record.stream.put(ChoiceEnd(choice.state.number, end.reason, end.num_output, end.stop))
+                record.stream.put(Delta(choice.number, rest, ()))
+        num_new = end.num_output - len(record.request.delivered)
+        record.stream.put(ChoiceEnd(choice.number, end.reason, num_new, end.stop, continuation))
         if all(not other.state.live for other in record.choices):
             self._close(record, None)
 

@@ -10,22 +10,25 @@ here; a face whose clients call it otherwise renames it.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twostroke.cluster.config import LimitsSection, RouterSection
+from twostroke.cluster.config import DEFAULT_TENANT, BudgetSection, LimitsSection, RouterSection
 from twostroke.cluster.core.errors import ContextOverflow, InvalidRequest, Unavailable, UnknownModel
 from twostroke.cluster.core.grammar import Grammar
 from twostroke.cluster.core.ids import RequestId, new_request_id
 from twostroke.cluster.core.random import draw_seed
 from twostroke.cluster.core.sampling import SamplingParams
 from twostroke.cluster.telemetry.logs import MAX_CLIENT_ID
-from twostroke.router.request import GenerateRequest, Generator, ServedModel
+from twostroke.router.continuation import begin, under_budget
+from twostroke.router.request import Continuation, GenerateRequest, Generator, ServedModel
 from twostroke.router.tokenizer import Tokenizer
 
 MAX_PRIORITY = 1000
 MAX_BIAS = 100
 _SEED_MASK = (1 << 64) - 1
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,19 +171,22 @@ def prepare(
     request_id: RequestId | None = None,
     client_request_id: str = "",
     salt: str = "",
-    tenant: str = "default",
+    tenant: str = DEFAULT_TENANT,
     template: str = "",
+    continuable: bool = False,
+    continuation: Continuation | None = None,
 ) -> GenerateRequest:
-    """A request ready for `generator.submit`, with an id of its own unless one is given.
+    """A request ready for `generator.submit`, with an id of its own unless one is given, under its tenant's budget.
+
+    `continuable`: the answer can carry a continuation token; else the budget is but a lower `max_tokens`.
 
     Raises InvalidRequest (ContextOverflow, UnknownModel), naming `prompt_field` when it is the prompt that is
     wrong; and Unavailable while no worker is attached.
     """
-    limits = config.limits
-    check_params(params, limits)
+    check_params(params, config.limits)
     model = serving(model_name, generator)
-    if len(salt) > limits.max_salt_characters:
-        raise InvalidRequest(f"cache_salt has at most {limits.max_salt_characters} characters", "cache_salt")
+    if len(salt) > config.limits.max_salt_characters:
+        raise InvalidRequest(f"cache_salt has at most {config.limits.max_salt_characters} characters", "cache_salt")
     check_client_request_id(client_request_id)
     if not prompt:
         raise InvalidRequest("the prompt has no token", prompt_field)
@@ -192,29 +198,12 @@ def prepare(
         raise InvalidRequest(f"{model.name} has no end token, so no grammar can be used", params.grammar_field)
     max_tokens = _max_tokens(len(prompt), params, model, config, prompt_field)
     timeout_s = config.default_timeout_s if params.timeout_s is None else params.timeout_s
-    return GenerateRequest(
+    seed = None if params.seed is None else params.seed & _SEED_MASK
+    request = GenerateRequest(
         request_id=new_request_id() if request_id is None else request_id,
         model=model.name,
         prompt=tuple(prompt),
-        sampling=SamplingParams(
-            max_tokens=max_tokens,
-            seed=draw_seed() if params.seed is None else params.seed & _SEED_MASK,
-            temperature=float(params.temperature),
-            top_k=min(max(params.top_k, 0), tokenizer.vocab_size),
-            top_p=float(params.top_p),
-            min_p=float(params.min_p),
-            repetition_penalty=float(params.repetition_penalty),
-            presence_penalty=float(params.presence_penalty),
-            frequency_penalty=float(params.frequency_penalty),
-            min_tokens=params.min_tokens,
-            end_token_ids=tokenizer.end_token_ids,
-            stop_token_ids=params.stop_token_ids,
-            ignore_eos=params.ignore_eos,
-            logit_bias=tuple((token, float(bias)) for token, bias in params.logit_bias),
-            logprobs=params.logprobs,
-            prompt_logprobs=params.prompt_logprobs,
-            grammar=params.grammar,
-        ),
+        sampling=_sampling(params, max_tokens, draw_seed() if seed is None else seed, tokenizer),
         time_left_s=min(float(timeout_s), config.max_timeout_s),
         num_choices=params.n,
         stop=params.stop,
@@ -225,6 +214,41 @@ def prepare(
         template=template,
         grammar_field=params.grammar_field,
     )
+    budget = config.budget.tokens_of(tenant)
+    if not continuable:
+        return under_budget(request, budget)
+    return begin(request, model, budget, continuation, seed=seed, max_tokens=params.max_tokens)
+
+
+def _sampling(params: GenerateParams, max_tokens: int, seed: int, tokenizer: Tokenizer) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=max_tokens,
+        seed=seed,
+        temperature=float(params.temperature),
+        top_k=min(max(params.top_k, 0), tokenizer.vocab_size),
+        top_p=float(params.top_p),
+        min_p=float(params.min_p),
+        repetition_penalty=float(params.repetition_penalty),
+        presence_penalty=float(params.presence_penalty),
+        frequency_penalty=float(params.frequency_penalty),
+        min_tokens=params.min_tokens,
+        end_token_ids=tokenizer.end_token_ids,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        logit_bias=tuple((token, float(bias)) for token, bias in params.logit_bias),
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        grammar=params.grammar,
+    )
+
+
+def read_tenant(value: str | None, budget: BudgetSection) -> str:
+    """What came under `budget.tenant_header`; `default` when nothing did. Raises InvalidRequest naming the header."""
+    if value is None:
+        return DEFAULT_TENANT
+    if not _TENANT.fullmatch(value):
+        raise InvalidRequest("a tenant has 1 to 64 letters, digits and . _ -", budget.tenant_header)
+    return value
 
 
 def check_client_request_id(value: str) -> None:

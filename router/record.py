@@ -6,7 +6,7 @@ Attempt        one placement of a choice on one or two workers; gone when it is 
 """
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from twostroke.cluster.core.ids import Incarnation, JobId
 from twostroke.cluster.core.link import WorkerLink
@@ -16,7 +16,7 @@ from twostroke.router.admission import Entry
 from twostroke.router.choice_state import ChoiceState
 from twostroke.router.fleet import PromptKeys
 from twostroke.router.loss import Side, Standing
-from twostroke.router.request import GenerateRequest, TextDecoder
+from twostroke.router.request import Continuation, GenerateRequest, TextDecoder
 from twostroke.router.stream import BufferedStream
 
 
@@ -107,6 +107,20 @@ class ChoiceRecord:
         if self.state.sampling.prompt_logprobs is None or self.prompt_told:
             return False
         return len(self.state.prompt_logprobs) < len(self.request.request.prompt) - 1
+
+    @property
+    def number(self) -> int:
+        """As the client counts."""
+        return self.request.request.first_choice + self.state.number
+
+    @property
+    def continuation(self) -> Continuation | None:
+        """Where it would go on, if it was the output budget that ended it."""
+        request = self.request.request
+        if self.end is None or self.end.reason is not FinishReason.LENGTH or not request.ends_by_budget:
+            return None
+        assert request.continuation is not None
+        return replace(request.continuation, choice=self.number, tokens=tuple(self.state.tokens))
 
     @property
     def num_tokens(self) -> int:

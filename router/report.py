@@ -53,12 +53,13 @@ def make_report(record: RequestRecord, now: float) -> RequestReport:
 
 
 def num_output(choice: ChoiceRecord) -> int:
-    """Tokens of a choice that count: to its end once that is known."""
-    return choice.end.num_output if choice.complete and choice.end is not None else len(choice.state.tokens)
+    """Tokens of a choice that count: to its end once that is known, without those of earlier parts of the answer."""
+    whole = choice.end.num_output if choice.complete and choice.end is not None else len(choice.state.tokens)
+    return whole - len(choice.request.request.delivered)
 
 
 def _itl_ms(choice: ChoiceRecord) -> float:
-    count = len(choice.state.tokens)
+    count = len(choice.state.tokens) - len(choice.request.request.delivered)
     if choice.first_token_at is None or choice.last_token_at is None or count < 2:
         return 0.0
     return 1000 * (choice.last_token_at - choice.first_token_at) / (count - 1)
@@ -92,6 +93,7 @@ def account(record: RequestRecord, report: RequestReport, metrics: RouterMetrics
             "tenant": request.tenant,
             "model": request.model,
             **({"template": request.template} if request.template else {}),
+            **({"delivered_tokens": len(request.delivered)} if request.delivered else {}),
             "prompt_tokens": report.prompt_tokens,
             "cached_tokens": report.cached_tokens,
             "tokens_out": report.completion_tokens,

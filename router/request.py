@@ -6,12 +6,29 @@ request. The caller iterates the returned stream; leaving it early (closing the 
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from twostroke.cluster.core.ids import RequestId, WorkerId
 from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import LoadReport, Role
 from twostroke.cluster.core.sampling import FinishReason, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What it takes to go on with an answer, beside the request; clients hold it sealed (`router.continuation`)."""
+
+    choice: int
+    seed: int
+    """The request's, drawn or sent; the choice's own is derived from it."""
+    max_tokens: int
+    """Of the whole answer, `tokens` included."""
+    model: bytes
+    """Digest of the model's name, weights and page layout."""
+    binding: bytes
+    """Digest of all in the request that shapes its answer."""
+    tokens: tuple[int, ...] = ()
+    """The answer so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +51,32 @@ class GenerateRequest:
     """Version of the prompt templates that made the prompt, for the log line."""
     grammar_field: str = "response_format"
     """Where the client put the grammar, if it sent one."""
+    continuation: Continuation | None = None
+    """Of a request under an output budget, or after one: where it begins. `sampling.max_tokens` is then where it ends,
+    which may be short of `continuation.max_tokens`. With tokens there is one choice, numbered `continuation.choice`.
+    """
+
+    @property
+    def delivered(self) -> tuple[int, ...]:
+        """Output tokens that the client has from earlier parts of the answer; never told or counted again."""
+        return () if self.continuation is None else self.continuation.tokens
+
+    @property
+    def first_choice(self) -> int:
+        """Choices are numbered from here, in the stream and for their seeds."""
+        return 0 if self.continuation is None else self.continuation.choice
+
+    @property
+    def ends_by_budget(self) -> bool:
+        """An answer of `sampling.max_tokens` tokens has more to say."""
+        return self.continuation is not None and self.continuation.max_tokens > self.sampling.max_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """New text of one choice. `token_ids` are the tokens since the last delta; text may lag behind them."""
+class Delta(NamedTuple):
+    """New text of one choice. `token_ids` are the tokens since the last delta; text may lag behind them.
+
+    Made for every token, as is `TextStep`; a frozen dataclass takes three times as long to make.
+    """
 
     choice: int
     text: str
@@ -63,9 +101,11 @@ class ChoiceEnd:
     choice: int
     finish_reason: FinishReason
     num_output: int
-    """Tokens counted in usage: up to and including the one that completed a stop string."""
+    """Tokens counted in usage: up to and including the one that completed a stop string; without delivered ones."""
     stop: str = ""
     """The stop string that ended it; empty for every other end."""
+    continuation: Continuation | None = None
+    """When the output budget ended it: where it would go on. Text that was held back comes then, not now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +213,7 @@ class TextDecoder(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class TextStep:
+class TextStep(NamedTuple):
     """Text that is now certain; `stopped` when a stop string was completed (the text ends before it)."""
 
     text: str

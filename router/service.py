@@ -31,6 +31,7 @@ from twostroke.cluster.state.store import open_state
 from twostroke.cluster.telemetry.metrics import RouterMetrics, new_registry
 from twostroke.cluster.wire.channel import bind, new_server
 from twostroke.proto.v1 import inference_pb2, inference_pb2_grpc
+from twostroke.router.continuation import ContinuationTokens
 from twostroke.router.discovery import Discovery
 from twostroke.router.dispatcher import Dispatcher
 from twostroke.router.gateway.app import create_app
@@ -58,6 +59,7 @@ def make_tokenizer(config: Config) -> Tokenizer:
 async def run(config: Config, stop: asyncio.Event, on_ready: Callable[[Mapping[str, str]], None]) -> None:
     """Serve until `stop` is set, then drain. Raises ConfigError, or OSError for a taken port."""
     tokenizer = await asyncio.to_thread(make_tokenizer, config)
+    continuations = await asyncio.to_thread(ContinuationTokens.of, config.router.budget)
     registry = new_registry()
     metrics = RouterMetrics(registry, config.model.name or config.model.source)
     incarnation = new_incarnation()
@@ -78,8 +80,11 @@ async def run(config: Config, stop: asyncio.Event, on_ready: Callable[[Mapping[s
     async with open_state(config) as state:
         discovery = Discovery(state.registry, state.events, dispatcher, connect, prove, fetch_snapshot)
         gate = GrammarGate()
-        app = create_app(dispatcher, tokenizer, config.router, metrics, registry, gate=gate)
-        faces = _Faces(config, dispatcher, tokenizer, metrics, app, gate)
+        app = create_app(
+            dispatcher, tokenizer, config.router, metrics, registry, gate=gate, continuations=continuations
+        )
+        servicer = InferenceServicer(dispatcher, tokenizer, config.router, metrics, gate, continuations)
+        faces = Faces(config, dispatcher, servicer, app)
         try:
             discovery.start()
             await gate.open()
@@ -98,18 +103,10 @@ async def run(config: Config, stop: asyncio.Event, on_ready: Callable[[Mapping[s
     log.info("router_stopped", incarnation=incarnation)
 
 
-class _Faces:
+class Faces:
     """The HTTP and the gRPC server of one router. `open` once, `close` once."""
 
-    def __init__(
-        self,
-        config: Config,
-        dispatcher: Dispatcher,
-        tokenizer: Tokenizer,
-        metrics: RouterMetrics,
-        app: object,
-        gate: GrammarGate,
-    ) -> None:
+    def __init__(self, config: Config, dispatcher: Dispatcher, servicer: InferenceServicer, app: object) -> None:
         self._config = config.router
         self._dispatcher = dispatcher
         self._grpc = new_server()
@@ -121,7 +118,6 @@ class _Faces:
         )
         # Signals are the process's (control.process), not uvicorn's.
         self._http_done = asyncio.Event()
-        servicer = InferenceServicer(dispatcher, tokenizer, self._config, metrics, gate)
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._grpc)  # type: ignore[no-untyped-call]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name

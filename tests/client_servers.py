@@ -43,11 +43,13 @@ def client_of(wire: str, address: str, caller: Caller | None = None) -> Client:
 
 
 @asynccontextmanager
-async def grpc_serving(generator: Generator, tokenizer: Tokenizer) -> AsyncIterator[str]:
+async def grpc_serving(
+    generator: Generator, tokenizer: Tokenizer, config: RouterSection | None = None
+) -> AsyncIterator[str]:
     """The address of the gRPC API."""
     metrics = RouterMetrics(CollectorRegistry(), "fake")
     server = new_server()
-    servicer = InferenceServicer(generator, tokenizer, RouterSection(), metrics)
+    servicer = InferenceServicer(generator, tokenizer, config or RouterSection(), metrics)
     add_InferenceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     port = bind(server, "127.0.0.1", 0)
     await server.start()
@@ -58,11 +60,11 @@ async def grpc_serving(generator: Generator, tokenizer: Tokenizer) -> AsyncItera
 
 
 @asynccontextmanager
-async def grpc_api(**fields: Any) -> AsyncIterator[tuple[FakeGenerator, str]]:
+async def grpc_api(config: RouterSection | None = None, **fields: Any) -> AsyncIterator[tuple[FakeGenerator, str]]:
     """The generator and the address. Leaving the context checks that no request is live."""
     tokenizer = ByteTokenizer()
     generator = FakeGenerator(tokenizer, **fields)
-    async with grpc_serving(generator, tokenizer) as address:
+    async with grpc_serving(generator, tokenizer, config) as address:
         yield generator, address
     assert not generator.live
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 import uvicorn
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 
 from tests.waiting import until
 from twostroke.cluster.config import RouterSection
@@ -100,7 +100,7 @@ async def gateway(
 
 
 @asynccontextmanager
-async def serving(app: FastAPI) -> AsyncIterator[tuple[uvicorn.Server, int]]:
+async def serving(app: Starlette) -> AsyncIterator[tuple[uvicorn.Server, int]]:
     """The app on a free port of 127.0.0.1, which is given with its server."""
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)

@@ -8,6 +8,7 @@ Each step that takes long is announced by `say`. Blocking; call it outside an ev
 """
 
 import os
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -45,11 +46,13 @@ def up(config: Config, files: ClusterFiles, inherited: Mapping[str, str], say: S
     if record is None:
         if embedded:
             config = _at(config, valkey.new_url())
+        config = _with_key(config, secrets.token_urlsafe(32))
         files.write_config(dump_config(config))
         record = start_ray(config, files, inherited, say)
     else:
         say("already up: scaling to the wanted sizes")
-        config = _at(config, load_stored(files.config).redis.url)
+        running = load_stored(files.config)
+        config = _with_key(_at(config, running.redis.url), running.router.budget.key)
     with connected(record, files, config.cluster) as client:
         say("starting the supervisor")
         client.ensure_supervisor(config, files, embedded_state=embedded, ours=bool(record.ray_pid))
@@ -74,6 +77,15 @@ def wait_serving(router: "ChildView", with_prefill: bool, say: Say, deadline: fl
 
 def _at(config: Config, redis_url: str) -> Config:
     return config.model_copy(update={"redis": config.redis.model_copy(update={"url": redis_url})})
+
+
+def _with_key(config: Config, key: str) -> Config:
+    """All routers sign continuation tokens with one key: `key`, unless the configuration has one."""
+    budget = config.router.budget
+    if budget.key or budget.key_file:
+        return config
+    router = config.router.model_copy(update={"budget": budget.model_copy(update={"key": key})})
+    return config.model_copy(update={"router": router})
 
 
 def wait_settled(client: "RayClient", say: Say, timeout_s: float) -> "FleetStatus":

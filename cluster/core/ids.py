@@ -7,6 +7,8 @@ process (FIELD-REPORTS invariant 15).
 import secrets
 from typing import NamedTuple, NewType
 
+from twostroke.cluster.core.random import draw_bytes
+
 RequestId = NewType("RequestId", str)
 """What a client asked for. Made once by the router; a client's own id is only carried beside it."""
 WorkerId = NewType("WorkerId", str)
@@ -32,7 +34,7 @@ class JobId(NamedTuple):
 
 
 def new_request_id() -> RequestId:
-    return RequestId(secrets.token_hex(12))
+    return RequestId(draw_bytes(12).hex())
 
 
 def new_incarnation() -> Incarnation:

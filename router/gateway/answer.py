@@ -10,7 +10,6 @@ All the while the connection is watched: a client that goes away cancels its req
 that takes nothing for `SEND_TIMEOUT_S` is left; long before, the dispatcher has cut it and freed its pages.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -29,8 +28,10 @@ from twostroke.router.gateway import batch
 from twostroke.router.gateway.errors import error_response, json_response
 from twostroke.router.gateway.forms import Envelope, Json
 from twostroke.router.gateway.logprobs import Scores
+from twostroke.router.gateway.sending import SendLimit
 from twostroke.router.request import (
     ChoiceEnd,
+    Continuation,
     Delta,
     GenerateRequest,
     Generator,
@@ -41,6 +42,8 @@ from twostroke.router.request import (
 )
 
 log = structlog.get_logger(__name__)
+
+Seal = Callable[[Continuation], str]
 
 SEND_TIMEOUT_S = 30.0
 DONE = b"data: [DONE]\n\n"
@@ -91,6 +94,7 @@ class Answer(Response):
         *,
         streamed: bool,
         endpoint: str,
+        seal: Seal,
         scores: Scores | None = None,
         reduce: Reduce | None = None,
     ) -> None:
@@ -102,6 +106,7 @@ class Answer(Response):
         self._metrics = metrics
         self._streamed = streamed
         self._endpoint = endpoint
+        self._seal = seal
         self._scores = scores
         self._reduce = reduce
 
@@ -115,15 +120,24 @@ class Answer(Response):
             return
         async with reading(stream, receive) as items:
             if self._streamed:
-                await _Events(self._envelope, self._metrics, send, self._scores).run(items, scope, receive)
+                await self._events(items, scope, receive, send)
             else:
                 response = await self._whole(items)
                 await response(scope, receive, send)
+
+    async def _events(self, items: AsyncIterator[StreamItem], scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with SendLimit(send, SEND_TIMEOUT_S) as out:
+                events = _Events(self._envelope, self._metrics, out, self._seal, self._scores)
+                await events.run(items, scope, receive)
+        except TimeoutError:
+            log.info("client_does_not_read", request_id=self._envelope.request_id)
 
     async def _whole(self, items: AsyncIterator[StreamItem]) -> Response:
         scores = self._scores
         texts: dict[int, list[str]] = {}
         finishes: dict[int, FinishReason] = {}
+        continuations: dict[int, str] = {}
         report: RequestReport | None = None
         try:
             async for item in failing_cleanly(items, self._metrics):
@@ -134,8 +148,10 @@ class Answer(Response):
                             scores.add(choice, token_ids, logprobs)
                     case PromptScores(choice, logprobs) if scores is not None:
                         scores.take_prompt(choice, logprobs)
-                    case ChoiceEnd(choice, finish_reason, _):
+                    case ChoiceEnd(choice, finish_reason, continuation=continuation):
                         finishes[choice] = finish_reason
+                        if continuation is not None:
+                            continuations[choice] = self._seal(continuation)
                     case RequestReport():
                         report = item
         except TwostrokeError as error:
@@ -144,9 +160,9 @@ class Answer(Response):
             return error_response(InternalError("the answer ended without its report"))
         joined = {choice: "".join(parts) for choice, parts in texts.items()}
         if scores is None:
-            return json_response(self._envelope.whole(joined, finishes, {}, report))
+            return json_response(self._envelope.whole(joined, finishes, {}, report, continuations))
         told = {choice: scores.take(choice) for choice in finishes}
-        answer = self._envelope.whole(joined, finishes, told, report)
+        answer = self._envelope.whole(joined, finishes, told, report, continuations)
         scores.add_prompt(answer)
         return json_response(answer)
 
@@ -154,10 +170,13 @@ class Answer(Response):
 class _Events:
     """Server-sent events of one answer."""
 
-    def __init__(self, envelope: Envelope, metrics: RouterMetrics, send: Send, scores: Scores | None) -> None:
+    def __init__(
+        self, envelope: Envelope, metrics: RouterMetrics, out: SendLimit, seal: Seal, scores: Scores | None
+    ) -> None:
         self._envelope = envelope
         self._metrics = metrics
-        self._send_message = send
+        self._send = out.send
+        self._seal = seal
         self._scores = scores
         self._begun: set[int] = set()
         """Choices of which something was sent."""
@@ -177,9 +196,7 @@ class _Events:
             if started:
                 await self._send_body(_event(to_http(error).body), is_last=True)
             else:
-                await error_response(error)(scope, receive, self._send_message)
-        except TimeoutError:
-            log.info("client_does_not_read", request_id=self._envelope.request_id)
+                await error_response(error)(scope, receive, self._send)
 
     def _chunk(self, item: StreamItem) -> Json | None:
         match item:
@@ -191,11 +208,11 @@ class _Events:
                     return None
                 self._begun.add(choice)
                 return self._envelope.chunk(choice, text, None, self._told(choice, is_first, text), is_first=is_first)
-            case ChoiceEnd(choice, finish_reason, _):
+            case ChoiceEnd(choice, finish_reason, continuation=continuation):
                 is_first = choice not in self._begun
-                return self._envelope.chunk(
-                    choice, "", finish_reason, self._told(choice, is_first, "end"), is_first=is_first
-                )
+                told = self._told(choice, is_first, "end")
+                sealed = "" if continuation is None else self._seal(continuation)
+                return self._envelope.chunk(choice, "", finish_reason, told, is_first=is_first, continuation=sealed)
             case PromptScores(choice, logprobs):
                 if self._scores is not None:
                     self._scores.take_prompt(choice, logprobs)
@@ -212,10 +229,6 @@ class _Events:
 
     async def _send_body(self, data: bytes, *, is_last: bool = False) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
-
-    async def _send(self, message: Message) -> None:
-        async with asyncio.timeout(SEND_TIMEOUT_S):
-            await self._send_message(message)
 
 
 def _event(content: object) -> bytes:

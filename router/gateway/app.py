@@ -16,10 +16,13 @@ from functools import partial
 from typing import Generic, TypeVar
 
 import structlog
-from fastapi import FastAPI, Request
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from twostroke.cluster.config import LimitsSection, RouterSection
@@ -28,6 +31,7 @@ from twostroke.cluster.core.errors import BodyTooLarge, InvalidRequest, Twostrok
 from twostroke.cluster.core.ids import RequestId
 from twostroke.cluster.telemetry.logs import log_request
 from twostroke.cluster.telemetry.metrics import RouterMetrics
+from twostroke.router.continuation import ContinuationTokens
 from twostroke.router.gateway.answer import Answer
 from twostroke.router.gateway.anthropic import MessagesTelling
 from twostroke.router.gateway.anthropic_schema import parse_count, parse_messages
@@ -39,7 +43,7 @@ from twostroke.router.gateway.errors import HTTP_CODES, json_response, refusal
 from twostroke.router.gateway.fingerprint import system_fingerprint
 from twostroke.router.gateway.forms import ChatForm, CompletionForm, Envelope, Form
 from twostroke.router.gateway.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsForm, Scores
-from twostroke.router.gateway.openapi import OPERATIONS, describe
+from twostroke.router.gateway.openapi import Description
 from twostroke.router.gateway.parsed_form import call_id
 from twostroke.router.gateway.queries import Queries
 from twostroke.router.gateway.reduced import BestOf, PromptAlone
@@ -50,8 +54,8 @@ from twostroke.router.gateway.schema import Ask, Chat, Parser, parse_chat, parse
 from twostroke.router.gateway.tokens import Tokens
 from twostroke.router.gateway.typed_answer import Telling, TypedAnswer
 from twostroke.router.grammar_gate import GrammarGate
-from twostroke.router.prepare import GenerateParams, prepare, serving
-from twostroke.router.request import GenerateRequest, Generator, RequestStream, ServedModel
+from twostroke.router.prepare import GenerateParams, prepare, read_tenant, serving
+from twostroke.router.request import Continuation, GenerateRequest, Generator, RequestStream, ServedModel
 from twostroke.router.tokenizer import Tokenizer
 
 log = structlog.get_logger(__name__)
@@ -69,40 +73,48 @@ def create_app(
     clock: Clock | None = None,
     unix_time: Callable[[], float] = time.time,
     gate: GrammarGate | None = None,
-) -> FastAPI:
-    """The ASGI app. Without a `gate`, which is the caller's to close, it takes no grammar. It has no life-span of
-    its own: run it under any server, with as many connections as wanted.
+    continuations: ContinuationTokens | None = None,
+) -> Starlette:
+    """The ASGI app; `state.openapi` is its OpenAPI document. It has no life-span of its own: run it under any server,
+    with as many connections as wanted.
+
+    Without a `gate`, which is the caller's to close, it takes no grammar. `continuations` has the key of other faces
+    and routers; without it, tokens are good here alone.
     """
-    app = FastAPI(title="twostroke", docs_url=None, redoc_url=None, redirect_slashes=False)
-    generating = _Generating(generator, tokenizer, config, metrics, clock or SystemClock(), unix_time, gate)
+    continuations = continuations or ContinuationTokens.of(config.budget)
+    generating = _Generating(
+        generator, tokenizer, config, metrics, clock or SystemClock(), unix_time, gate, continuations
+    )
     queries = Queries(generator, registry)
     tokens = Tokens(generator, tokenizer, config)
-    for method, path, endpoint in (
-        ("POST", "/v1/chat/completions", generating.chat),
-        ("POST", "/v1/completions", generating.completion),
-        ("POST", "/v1/responses", generating.responses),
-        ("POST", "/v1/responses/input_tokens", generating.input_tokens),
-        ("POST", "/v1/messages", generating.messages),
-        ("POST", "/v1/messages/count_tokens", generating.count_tokens),
-        ("POST", "/tokenize", tokens.tokenize),
-        ("POST", "/detokenize", tokens.detokenize),
-        ("GET", "/v1/models", queries.models),
-        ("GET", "/v1/models/{model:path}", queries.model),
-        ("GET", "/health/live", queries.live),
-        ("GET", "/health/ready", queries.ready),
-        ("GET", "/metrics", queries.metrics),
-    ):
-        # `Response`: else FastAPI claims a JSON body of any shape for each of them.
-        operation = OPERATIONS[path]
-        app.add_api_route(path, endpoint, methods=[method], response_class=Response, openapi_extra=operation)
-    describe(app)
+    routes = [
+        Route("/v1/chat/completions", generating.chat, methods=["POST"]),
+        Route("/v1/completions", generating.completion, methods=["POST"]),
+        Route("/v1/responses", generating.responses, methods=["POST"]),
+        Route("/v1/responses/input_tokens", generating.input_tokens, methods=["POST"]),
+        Route("/v1/messages", generating.messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", generating.count_tokens, methods=["POST"]),
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/v1/models", queries.models),
+        Route("/v1/models/{model:path}", queries.model),
+        Route("/health/live", queries.live),
+        Route("/health/ready", queries.ready),
+        Route("/metrics", queries.metrics),
+    ]
+    description = Description(routes)
+    routes.append(Route("/openapi.json", description.answer))
 
     async def refuse(request: Request, error: Exception) -> Response:
         return await _refuse(request, error, metrics)
 
-    app.add_exception_handler(TwostrokeError, refuse)
-    app.add_exception_handler(HTTPException, refuse)
-    app.add_middleware(Edge, metrics=metrics)
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Edge, metrics=metrics)],
+        exception_handlers={TwostrokeError: refuse, HTTPException: refuse},
+    )
+    app.router.redirect_slashes = False
+    app.state.openapi = description.document
     return app
 
 
@@ -115,6 +127,8 @@ class _Read(Generic[AnyAsk]):
     inputs: Inputs
     params: GenerateParams
     """Those of `ask`, with the grammar that its tools need."""
+    opened: Continuation | None
+    """Where an earlier answer to the same stopped."""
 
 
 class _Generating:
@@ -129,6 +143,7 @@ class _Generating:
         clock: Clock,
         unix_time: Callable[[], float],
         gate: GrammarGate | None,
+        continuations: ContinuationTokens,
     ) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
@@ -138,6 +153,7 @@ class _Generating:
         self._clock = clock
         self._unix_time = unix_time
         self._gate = gate
+        self._continuations = continuations
         self._chat_form = ChatForm()
         self._completion_form = CompletionForm()
 
@@ -204,6 +220,7 @@ class _Generating:
         started_at = self._clock.now()
         ask = parse(body, self._config.limits)
         model = serving(ask.model, self._generator)
+        opened = None if ask.continuation is None else self._continuations.open(ask.continuation, model.max_context)
         parsed_at = self._clock.now()
         inputs = await self._encoder.inputs(ask.prompt, model, ask.prompt_field)
         tokenized_at = self._clock.now()
@@ -211,19 +228,22 @@ class _Generating:
         self._metrics.router_overhead_seconds.of("tokenize").observe(tokenized_at - parsed_at)
         with rewritten(ask.field_names):
             params = await constrain(ask, inputs.style, self._gate, self._config.limits)
-        return _Read(ask, model, inputs, params)
+        return _Read(ask, model, inputs, params, opened)
 
     async def _answer(self, request: Request, parse: Parser, form: Form) -> Response:
         read = await self._read(request, parse)
         ask = read.ask
-        requests = self._prepare(request, read)
+        parsed = parsed_form(ask, read.inputs, str(request.state.request_id))
+        # A call or reasoning that is cut is not read on, and which choices are best is not known once they are apart.
+        continuable = parsed is None and ask.num_shown == ask.params.n
+        requests = self._prepare(request, read, continuable=continuable)
         envelope = Envelope(
-            form=parsed_form(ask, read.inputs, requests[0].request_id) or form,
+            form=parsed or form,
             request_id=_told_id(request),
             model=read.model.name,
             created=int(self._unix_time()),
             fingerprint=system_fingerprint(read.model, self._config.default_max_tokens, read.inputs.template),
-            echoes=read.inputs.echoes,
+            echoes=read.inputs.echoes if read.opened is None else (),
             choices_per_prompt=ask.num_shown,
             include_usage=ask.include_usage,
             include_report=_wants_report(request),
@@ -235,32 +255,39 @@ class _Generating:
             self._metrics,
             streamed=ask.streamed,
             endpoint=str(request.scope["route"].path),
+            seal=self._continuations.seal,
             scores=self._scores(ask, requests),
             reduce=_reduction(ask),
         )
 
     def _scores(self, ask: Ask, requests: Sequence[GenerateRequest]) -> Scores | None:
-        """None for an answer that is text alone, as most are."""
+        """None for an answer that is text alone, as most are. A continuation tells nothing of the prompt again."""
         top, is_chat = ask.top, isinstance(ask.prompt, Chat)
-        if top is None and ask.prompt_top is None:
+        delivered = requests[0].delivered
+        prompt_top = None if delivered else ask.prompt_top
+        if top is None and prompt_top is None:
             return None
         spell, text_bytes = self._tokenizer.spell, self._tokenizer.text_bytes
+        echo = not isinstance(ask.prompt, Chat) and ask.prompt.echo
         make_form: Callable[[], LogprobsForm] | None = None
         if top is not None:
-            made = partial(ChatLogprobs, spell, top) if is_chat else partial(CompletionLogprobs, spell, top, text_bytes)
-            make_form = made
+            before = (*requests[0].prompt, *delivered) if echo and delivered else delivered
+            columns = partial(CompletionLogprobs, spell, top, text_bytes, before)
+            make_form = partial(ChatLogprobs, spell, top) if is_chat else columns
         return Scores(
             spell,
             [request.prompt for request in requests],
             ask.num_shown,
             make_form=make_form,
-            echo=not isinstance(ask.prompt, Chat) and ask.prompt.echo,
-            prompt_top=ask.prompt_top,
+            echo=echo and not delivered,
+            prompt_top=prompt_top,
             prompt_in_choices=not is_chat,
         )
 
-    def _prepare(self, request: Request, read: _Read[AnyAsk]) -> list[GenerateRequest]:
+    def _prepare(self, request: Request, read: _Read[AnyAsk], *, continuable: bool = False) -> list[GenerateRequest]:
         own, ask, prompts = str(request.state.request_id), read.ask, read.inputs.prompts
+        header = self._config.budget.tenant_header
+        tenant = read_tenant(request.headers.get(header) if header else None, self._config.budget)
         try:
             return [
                 prepare(
@@ -274,7 +301,10 @@ class _Generating:
                     request_id=RequestId(own if len(prompts) == 1 else f"{own}-{number}"),
                     client_request_id=request.state.client_request_id,
                     salt=ask.salt,
+                    tenant=tenant,
                     template=read.inputs.template,
+                    continuable=continuable,
+                    continuation=read.opened,
                 )
                 for number, prompt in enumerate(prompts)
             ]

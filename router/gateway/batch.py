@@ -15,7 +15,7 @@ import structlog
 
 from twostroke.cluster.aio import TaskOwner
 from twostroke.cluster.core.errors import InternalError, TwostrokeError
-from twostroke.router.request import GenerateRequest, Generator, RequestReport, RequestStream, StreamItem
+from twostroke.router.request import Delta, GenerateRequest, Generator, RequestReport, RequestStream, StreamItem
 
 log = structlog.get_logger(__name__)
 
@@ -75,7 +75,8 @@ class Batch:
                 if isinstance(item, RequestReport):
                     reports[number] = item
                 else:
-                    yield replace(item, choice=number * self._num_choices + item.choice)
+                    choice = number * self._num_choices + item.choice
+                    yield item._replace(choice=choice) if isinstance(item, Delta) else replace(item, choice=choice)
             yield _sum([reports[number] for number in range(len(self._streams))])
         finally:
             await tasks.close()

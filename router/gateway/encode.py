@@ -1,5 +1,6 @@
 """From what a client wrote to token ids, off the event loop: tokenizing takes milliseconds for long texts, and the
-libraries let the loop run on. What cannot fit is refused before that work.
+libraries let the loop run on. A short prompt is done on the loop: to hand it to a thread takes longer. What cannot fit
+is refused before that work.
 """
 
 import asyncio
@@ -16,6 +17,8 @@ from twostroke.router.prepare import check_ids, check_length
 from twostroke.router.request import ServedModel
 from twostroke.router.tokenizer import ChatPrompt, Tokenizer
 from twostroke.router.tool_calls import ChatStyle
+
+SHORT_CHARACTERS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Encoder:
         for field, prompt in prompts:
             if isinstance(prompt, str):
                 check_length(len(prompt), model, self._tokenizer, field)
-        if all(not isinstance(prompt, str) for _, prompt in prompts):
+        if sum(len(prompt) for _, prompt in prompts if isinstance(prompt, str)) <= SHORT_CHARACTERS:
             return self._encode(prompts)
         return await asyncio.to_thread(self._encode, prompts)
 

@@ -92,10 +92,13 @@ class Envelope:
         logprobs: Json | None = None,
         *,
         is_first: bool,
+        continuation: str = "",
     ) -> Json | None:
         if is_first:
             text = self._echo(index) + text
         choice = self.form.chunk_choice(index, text, finish, logprobs, is_first=is_first)
+        if choice is not None and continuation:
+            choice["continuation"] = continuation
         return None if choice is None else {**self._chunk, "choices": [choice]}
 
     def usage_chunk(self, report: RequestReport) -> Json:
@@ -108,6 +111,7 @@ class Envelope:
         finishes: Mapping[int, FinishReason],
         logprobs: Mapping[int, Json | None],
         report: RequestReport,
+        continuations: Mapping[int, str],
     ) -> Json:
         choices = [
             self.form.whole_choice(
@@ -115,6 +119,9 @@ class Envelope:
             )
             for index in sorted(finishes)
         ]
+        for index, choice in zip(sorted(finishes), choices, strict=True):
+            if index in continuations:
+                choice["continuation"] = continuations[index]
         return {**self._head(self.form.whole_object), "choices": choices, **self._usage(report)}
 
     def _echo(self, index: int) -> str:

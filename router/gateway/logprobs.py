@@ -7,7 +7,8 @@
 Every token that usage counts has its entry, also an end token and those of a stop string. In a stream an entry comes
 with the first text at or after its token, at the latest with the finish reason: text that is held back holds back
 its tokens. A token is shown as its text, a special one by its name, and one that is no whole characters as
-`bytes:\\xe2\\x82`. `text_offset` counts characters from the start of the choice's text, that is, of an echoed prompt.
+`bytes:\\xe2\\x82`. `text_offset` counts characters from the start of the choice's text, that is, of an echoed prompt; a
+continuation counts on.
 """
 
 import codecs
@@ -70,13 +71,15 @@ class ChatLogprobs:
 
 
 class CompletionLogprobs:
-    def __init__(self, spell: Spell, top: int, text_bytes: Spell) -> None:
-        """`text_bytes` gives what a token adds to the text: nothing for a special one."""
+    def __init__(self, spell: Spell, top: int, text_bytes: Spell, before: Sequence[int] = ()) -> None:
+        """`text_bytes` gives what a token adds to the text: nothing for a special one. `before`: tokens of the text
+        that came with earlier answers.
+        """
         self._spell = spell
         self._top = top
         self._text_bytes = text_bytes
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._offset = 0
+        self._offset = len(self._utf8.decode(b"".join(map(text_bytes, before))))
 
     def part(self, entries: Sequence[Entry]) -> Json:
         offsets: list[int] = []

@@ -5,15 +5,17 @@ ask for nothing appear with the values that do. Answers: the pieces of `gateway.
 validates real answers against this document notices what is missing here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from twostroke import __version__
 from twostroke.router.gateway import anthropic_schema, responses_schema
 from twostroke.router.gateway.anthropic_schema import CountBody, MessagesBody
+from twostroke.router.gateway.errors import json_response
 from twostroke.router.gateway.json_schema import (
     COUNT,
     NULL,
@@ -36,6 +38,12 @@ _FINISH: Json = {"enum": ["stop", "length"]}
 _CHAT_FINISH: Json = {"enum": ["stop", "length", "tool_calls"]}
 _PROMPT_LOGPROBS = {"prompt_logprobs": or_null(list_of(or_null({"type": "object"})))}
 """With `prompt_logprobs`: of the answer to a chat, of each choice of a completion."""
+_CONTINUATION: Json = {
+    "continuation": {
+        "type": "string",
+        "description": "When the server's output budget ended the choice: send it with the same request to go on.",
+    }
+}
 
 
 def _answer(kind: str, choice: Json) -> Json:
@@ -83,15 +91,24 @@ _ANSWERS: dict[str, Json] = {
         prompt_tokens_details=object_of(cached_tokens=COUNT),
     ),
     "ChatCompletion": _answer(
-        "chat.completion", object_of(index=COUNT, message=_MESSAGE, logprobs=_CHAT_LOGPROBS, finish_reason=_CHAT_FINISH)
+        "chat.completion",
+        object_of(_CONTINUATION, index=COUNT, message=_MESSAGE, logprobs=_CHAT_LOGPROBS, finish_reason=_CHAT_FINISH),
     ),
     "ChatCompletionChunk": _answer(
         "chat.completion.chunk",
-        object_of(index=COUNT, delta=_DELTA, logprobs=_CHAT_LOGPROBS, finish_reason=or_null(_CHAT_FINISH)),
+        object_of(
+            _CONTINUATION, index=COUNT, delta=_DELTA, logprobs=_CHAT_LOGPROBS, finish_reason=or_null(_CHAT_FINISH)
+        ),
     ),
     "Completion": _answer(
         "text_completion",
-        object_of(_PROMPT_LOGPROBS, index=COUNT, text=STRING, logprobs=_TEXT_LOGPROBS, finish_reason=or_null(_FINISH)),
+        object_of(
+            {**_PROMPT_LOGPROBS, **_CONTINUATION},
+            index=COUNT,
+            text=STRING,
+            logprobs=_TEXT_LOGPROBS,
+            finish_reason=or_null(_FINISH),
+        ),
     ),
     "Model": object_of(id=STRING, object={"const": "model"}, created=COUNT, owned_by=STRING, max_model_len=COUNT),
     "ModelList": object_of(object={"const": "list"}, data=list_of(ref("Model"))),
@@ -237,8 +254,24 @@ OPERATIONS: dict[str, Json] = {
 """Path, as it is routed, to its operation."""
 
 
-def describe(app: FastAPI) -> None:
-    """Make `/openapi.json` say what this module knows. Call when all routes are there."""
-    document = get_openapi(title=app.title, version=__version__, routes=app.routes)
-    document.setdefault("components", {})["schemas"] = {**_ANSWERS, **_BODIES}
-    app.openapi = lambda: document  # type: ignore[method-assign]
+class Description:
+    """`/openapi.json` of these routes, each of which must be in `OPERATIONS`."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        paths: dict[str, Json] = {}
+        for route in routes:
+            for method in sorted((route.methods or set()) - {"HEAD"}):
+                name = f"{method.lower()}_{route.name}"
+                paths.setdefault(route.path_format, {})[method.lower()] = {
+                    "operationId": name,
+                    **OPERATIONS[route.path],
+                }
+        self.document: Json = {
+            "openapi": "3.1.0",
+            "info": {"title": "twostroke", "version": __version__},
+            "paths": paths,
+            "components": {"schemas": {**_ANSWERS, **_BODIES}},
+        }
+
+    async def answer(self, request: Request) -> Response:
+        return json_response(self.document)

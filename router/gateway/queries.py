@@ -15,7 +15,7 @@ class Queries:
         self._generator = generator
         self._registry = registry
 
-    async def models(self) -> Response:
+    async def models(self, request: Request) -> Response:
         model = self._generator.model
         return json_response({"object": "list", "data": [] if model is None else [_model_card(model)]})
 
@@ -26,10 +26,10 @@ class Queries:
             raise UnknownModel(f"model {wanted[:128]!r} is not served here", "model")
         return json_response(_model_card(served))
 
-    async def live(self) -> Response:
+    async def live(self, request: Request) -> Response:
         return json_response({"status": "live"})
 
-    async def ready(self) -> Response:
+    async def ready(self, request: Request) -> Response:
         if self._generator.ready:
             return json_response({"status": "ready", **self._counts()})
         return error_response(Unavailable(self._reason()))
@@ -49,7 +49,7 @@ class Queries:
             return "no prefill worker is attached: none is there, or none has shipped a page yet"
         return "no pair of workers takes work, or the router drains"
 
-    async def metrics(self) -> Response:
+    async def metrics(self, request: Request) -> Response:
         return Response(exposition(self._registry), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -10,7 +10,7 @@ Rules for fields, in this order:
 
 Fields beyond OpenAI's (`min_tokens`, `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`, `ignore_eos`,
 `cache_salt`, `priority`, `prompt_logprobs`, `add_generation_prompt`, `continue_final_message`, `chat_template_kwargs`)
-are called as vLLM calls them; `timeout` is in seconds.
+are called as vLLM calls them; `timeout` is in seconds, `continuation` is `router.continuation`'s.
 """
 
 from collections.abc import Callable, Mapping
@@ -121,6 +121,7 @@ class _Body(BaseModel):
     priority: Annotated[int, _shown(minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY)] = 0
     logit_bias: Annotated[object, WithJsonSchema(LOGIT_BIAS_SCHEMA)] = None
     prompt_logprobs: Annotated[int | None, _shown(minimum=0, maximum=MAX_TOP)] = None
+    continuation: str | None = None
 
 
 class CompletionBody(_Body):
@@ -191,6 +192,8 @@ class Ask:
     """No output is wanted; `params` asks for a token (`gateway.reduced`)."""
     prompt_top: int | None = None
     """`prompt_logprobs` as asked for; an echo with log-probabilities raises that of `params`."""
+    continuation: str | None = None
+    """Of the choice to go on with, as an earlier answer to this request gave it."""
 
 
 def parse_completion(body: dict[str, object], limits: LimitsSection) -> Ask:
@@ -222,6 +225,10 @@ def _num_made(body: CompletionBody, num_prompts: int, limits: LimitsSection) -> 
             raise InvalidRequest(f"best_of must be at least n, {body.n}", "best_of")
         if num_made > body.n and body.stream:
             raise InvalidRequest("which choices are best is known at the end: best_of over n is no stream", "best_of")
+    if body.continuation is not None and num_prompts > 1:
+        raise InvalidRequest("with a continuation, send only the prompt that its choice answers", "prompt")
+    if body.continuation is not None and num_made > body.n:
+        raise InvalidRequest("one choice is continued: best_of over n has none to choose from", "best_of")
     num_choices = num_prompts * num_made
     if num_choices > limits.max_choices:
         raise InvalidRequest(
@@ -314,6 +321,7 @@ def _ask(
         num_shown=body.n,
         max_tokens_field=max_tokens_field,
         prompt_top=body.prompt_logprobs,
+        continuation=body.continuation,
     )
 
 

@@ -10,7 +10,6 @@ A `Telling` is one answer's own and keeps what was said; it knows of no connecti
 one choice. Disconnects and slow clients are handled as in `router.gateway.answer`.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Protocol
 
@@ -26,6 +25,7 @@ from twostroke.router.gateway.answer import SEND_TIMEOUT_S, START, failing_clean
 from twostroke.router.gateway.errors import json_response, refusal
 from twostroke.router.gateway.forms import Json
 from twostroke.router.gateway.logprobs import Scores
+from twostroke.router.gateway.sending import SendLimit
 from twostroke.router.request import ChoiceEnd, Delta, GenerateRequest, Generator, RequestReport, StreamItem
 
 log = structlog.get_logger(__name__)
@@ -94,7 +94,8 @@ class TypedAnswer(Response):
         async with reading(stream, receive) as items:
             if self._streamed:
                 try:
-                    await self._tell(failing_cleanly(items, self._metrics), scope, receive, send)
+                    async with SendLimit(send, SEND_TIMEOUT_S) as out:
+                        await self._tell(failing_cleanly(items, self._metrics), scope, receive, out.send)
                 except TimeoutError:
                     log.info("client_does_not_read", request_id=self._request.request_id)
             else:
@@ -118,8 +119,7 @@ class TypedAnswer(Response):
         try:
             async for item in items:
                 if not started:
-                    async with asyncio.timeout(SEND_TIMEOUT_S):
-                        await send(START)
+                    await send(START)
                     started = True
                     await _send_events(send, self._telling.begin())
                 events = self._events(item)
@@ -171,5 +171,4 @@ class TypedAnswer(Response):
 
 async def _send_events(send: Send, events: Iterable[Event], *, is_last: bool = False) -> None:
     data = b"".join(b"event: " + name.encode() + b"\ndata: " + orjson.dumps(body) + b"\n\n" for name, body in events)
-    async with asyncio.timeout(SEND_TIMEOUT_S):
-        await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+    await send({"type": "http.response.body", "body": data, "more_body": not is_last})

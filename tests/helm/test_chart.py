@@ -277,6 +277,13 @@ def test_an_external_redis_comes_from_its_secret_and_nothing_is_bundled() -> Non
         assert url["valueFrom"] == {"secretKeyRef": {"name": "state", "key": "url"}}
 
 
+def test_the_routers_share_the_key_of_continuation_tokens() -> None:
+    objects = render({"router": {"continuationKeySecret": {"name": "budget", "key": "signing"}}})
+    (container,) = pod_templates(objects)["router"]["spec"]["containers"]
+    (key,) = (entry for entry in container["env"] if entry["name"] == "TWOSTROKE_CONTINUATION_KEY")
+    assert key["valueFrom"] == {"secretKeyRef": {"name": "budget", "key": "signing"}}
+
+
 def test_a_bundled_redis_is_reached_through_its_service() -> None:
     objects = manifests("default")
     (container,) = pod_templates(objects)["router"]["spec"]["containers"]

@@ -10,6 +10,7 @@ from twostroke.client.calls import AnswerStream
 from twostroke.client.grpc import GrpcClient
 from twostroke.client.retry import NEVER, RetryPolicy
 from twostroke.client.types import Message, Prompt, Sampling
+from twostroke.cluster.config import BudgetSection, RouterSection
 from twostroke.cluster.core.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -33,6 +34,22 @@ async def read_into(texts: list[str], stream: AnswerStream) -> None:
 
 
 wires = pytest.mark.parametrize("wire", WIRES)
+
+
+@wires
+async def test_an_answer_that_a_budget_ended_goes_on(wire: str) -> None:
+    config = RouterSection(budget=BudgetSection(output_tokens=6))
+    async with served(wire, config=config, answers=[ANSWER]) as (_, client):
+        answer = await client.generate("Hi", Sampling(temperature=0.7))
+        text = answer.text
+        while answer.continuation:
+            assert (answer.finish_reason, answer.usage.completion_tokens) == ("length", 6)
+            answer = await client.generate("Hi", Sampling(temperature=0.7), continuation=answer.continuation)
+            text += answer.text
+        assert text == ANSWER
+        with pytest.raises(InvalidRequest) as raised:
+            await client.generate("Hi", continuation="x")
+    assert raised.value.field == "continuation"
 
 
 @wires

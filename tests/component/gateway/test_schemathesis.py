@@ -38,7 +38,8 @@ CHECKS = [
 def _document() -> dict[str, Any]:
     tokenizer, registry = ByteTokenizer(), CollectorRegistry()
     metrics = RouterMetrics(registry, "fake")
-    return create_app(FakeGenerator(tokenizer), tokenizer, RouterSection(), metrics, registry).openapi()
+    app = create_app(FakeGenerator(tokenizer), tokenizer, RouterSection(), metrics, registry)
+    return dict(app.state.openapi)
 
 
 DOCUMENT = _document()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from twostroke.cluster.config import Config, dump_config, load_config, load_stored, parse_config
+from twostroke.cluster.config import Config, dump_config, load_config, load_stored, parse_config, with_secrets
 from twostroke.cluster.core.errors import ConfigError
 from twostroke.cluster.wire.address import advertised_host
 
@@ -58,6 +58,32 @@ def test_the_address_that_a_worker_tells_others(worker: dict[str, str], redis_ur
     assert advertised_host(section.host, section.advertise, redis_url) == expected
 
 
+@pytest.mark.parametrize(
+    "budget",
+    [
+        {"tenants": {"acme": {"service_class": "gold"}}},
+        {"tenants": {"a b": {}}},
+        {"classes": {"batch": -1}},
+        {"key": "short"},
+        {"key": "k" * 16, "key_file": "/etc/key"},
+        {"tenant_header": "X Tenant"},
+    ],
+    ids=str,
+)
+def test_a_senseless_budget_is_refused(budget: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"router\.budget"):
+        parse_config({"router": {"budget": budget}})
+
+
+def test_the_environments_key_counts_before_the_files() -> None:
+    config = parse_config({"router": {"budget": {"key_file": "/etc/key", "output_tokens": 5}}})
+    assert with_secrets(config, {}) == config
+    budget = with_secrets(config, {"TWOSTROKE_CONTINUATION_KEY": "k" * 16}).router.budget
+    assert (budget.key, budget.key_file, budget.output_tokens) == ("k" * 16, "", 5)
+    with pytest.raises(ConfigError, match="16 characters"):
+        with_secrets(config, {"TWOSTROKE_CONTINUATION_KEY": "short"})
+
+
 def test_nobody_can_be_told_to_connect_to_every_address() -> None:
     with pytest.raises(ConfigError, match=r"worker\.advertise"):
         parse_config({"worker": {"advertise": "0.0.0.0"}})
@@ -66,10 +92,14 @@ def test_nobody_can_be_told_to_connect_to_every_address() -> None:
 def test_a_cluster_that_another_version_brought_up_can_still_be_taken_down(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
-        "cluster: blue\nray: {drain_s: 7, new: 1}\nredis: {url: 'redis://h:1/0'}\nother: {}\nrouter: {gone: 1}\n"
+        "cluster: blue\nray: {drain_s: 7, new: 1}\nredis: {url: 'redis://h:1/0'}\nother: {}\n"
+        "router: {gone: 1, budget: {key: abcdef0123456789, odd: 2}}\n"
     )
     stored = load_stored(path)
     assert (stored.cluster, stored.ray.drain_s, stored.redis.url) == ("blue", 7.0, "redis://h:1/0")
+    assert stored.router.budget.key == "abcdef0123456789"
+    path.write_text("router: 5\nredis: []\n")
+    assert load_stored(path) == Config()
     for text in ("[]", "cluster: 5", "ray: {drain_s: soon}"):
         path.write_text(text)
         with pytest.raises(ConfigError):
