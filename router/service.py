@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import structlog
-import uvicorn
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]  # the stubs lack it
 from grpc_reflection.v1alpha import reflection
+from starlette.applications import Starlette
 
 from twostroke.cluster import attach
 from twostroke.cluster.aio import TaskOwner
@@ -35,6 +35,7 @@ from twostroke.router.continuation import ContinuationTokens
 from twostroke.router.discovery import Discovery
 from twostroke.router.dispatcher import Dispatcher
 from twostroke.router.gateway.app import create_app
+from twostroke.router.gateway.server import http_server, listen
 from twostroke.router.grammar_gate import GrammarGate
 from twostroke.router.grpc_api import InferenceServicer
 from twostroke.router.self_test import ship_once
@@ -43,7 +44,7 @@ from twostroke.router.tokenizer import ByteTokenizer, ModelTokenizer, Tokenizer
 log = structlog.get_logger(__name__)
 
 HEALTH_INTERVAL_S = 0.5
-CLOSE_S = 5.0
+CLOSE_S = 5
 
 
 def make_tokenizer(config: Config) -> Tokenizer:
@@ -106,16 +107,14 @@ async def run(config: Config, stop: asyncio.Event, on_ready: Callable[[Mapping[s
 class Faces:
     """The HTTP and the gRPC server of one router. `open` once, `close` once."""
 
-    def __init__(self, config: Config, dispatcher: Dispatcher, servicer: InferenceServicer, app: object) -> None:
+    def __init__(self, config: Config, dispatcher: Dispatcher, servicer: InferenceServicer, app: Starlette) -> None:
         self._config = config.router
         self._dispatcher = dispatcher
         self._grpc = new_server()
         self._health = health_aio.HealthServicer()
         self._name = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
         self._tasks = TaskOwner("router")
-        self._http = uvicorn.Server(
-            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)  # type: ignore[arg-type]
-        )
+        self._http = http_server(app, CLOSE_S)
         # Signals are the process's (control.process), not uvicorn's.
         self._http_done = asyncio.Event()
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, self._grpc)  # type: ignore[no-untyped-call]
@@ -126,7 +125,7 @@ class Faces:
     async def open(self) -> tuple[str, str]:
         """(HTTP address, gRPC address). Raises OSError when a port is taken."""
         host = self._config.host
-        listener = _listen(host, self._config.http_port)
+        listener = listen(host, self._config.http_port)
         grpc_port = bind(self._grpc, host, self._config.grpc_port)
         await self._grpc.start()
         self._tasks.spawn(self._serve_http(listener), "http")
@@ -162,18 +161,3 @@ class Faces:
             log.warning("http_close_timed_out")
         await self._grpc.stop(CLOSE_S)
         await self._tasks.close()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises OSError when the port is taken. Accepted sockets inherit no delay of small writes."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(1024)
-    except OSError:
-        listener.close()
-        raise
-    return listener

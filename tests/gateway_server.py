@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from twostroke.cluster.config import RouterSection
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.router.fake_generator import FakeGenerator
 from twostroke.router.gateway.app import create_app
+from twostroke.router.gateway.server import http_server, listen
 from twostroke.router.grammar_gate import GrammarGate
 from twostroke.router.tokenizer import ByteTokenizer, Tokenizer
 
@@ -102,13 +102,8 @@ async def gateway(
 @asynccontextmanager
 async def serving(app: Starlette) -> AsyncIterator[tuple[uvicorn.Server, int]]:
     """The app on a free port of 127.0.0.1, which is given with its server."""
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2)
-    )
-    # With the protocol named, asyncio turns TCP_NODELAY on for what it accepts; with 0 it does not.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
+    server = http_server(app, 2)
+    listener = listen("127.0.0.1", 0)
     # `serve` would take over the process's signals.
     task = asyncio.create_task(server._serve([listener]))
     try:
