@@ -13,6 +13,7 @@ SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
 END_TOKEN = SPECIALS.index("<|im_end|>")
 VOCAB_SIZE = 256 + len(SPECIALS)
 CHAT_TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }},{% endfor %}"
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )

@@ -84,10 +84,7 @@ async def http(routed: RoutedCluster, tokenizer: Tokenizer) -> AsyncIterator[htt
     app = create_app(routed.dispatcher, tokenizer, RouterSection(), metrics, registry, gate=gate)
     async with (
         serving(app) as (_, port),
-        # No connection is used twice: the server closes idle ones, on a busy machine just as the next request comes.
-        httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", timeout=60, limits=httpx.Limits(max_keepalive_connections=0)
-        ) as client,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
     ):
         yield client
     await gate.close()

@@ -49,11 +49,9 @@ async def over_http(shape: Shape, format: ToolFormat) -> AsyncIterator[httpx.Asy
     async with routed_cluster(shape, vocabulary=byte_vocabulary(), decoders=tokenizer.text_decoders) as routed:
         metrics = RouterMetrics(registry, "fake")
         app = create_app(routed.dispatcher, tokenizer, RouterSection(), metrics, registry, gate=gate)
-        # On a busy machine a connection is kept until the server closes it, under the next request.
-        limits = httpx.Limits(max_keepalive_connections=0)
         async with (
             serving(app) as (_, port),
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30, limits=limits) as client,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client,
         ):
             yield client
     await gate.close()
