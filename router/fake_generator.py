@@ -9,7 +9,7 @@ answer would be; a continuation goes on at its place.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from twostroke.cluster.core.errors import Cancelled, DeadlineExceeded, TwostrokeError
@@ -102,7 +102,7 @@ class FakeStream:
     async def cancel(self) -> None:
         self._owner.cancel(self._request.request_id)
 
-    async def __aiter__(self) -> AsyncIterator[StreamItem]:
+    async def __aiter__(self) -> AsyncGenerator[StreamItem, None]:
         request = self._request
         choices = [_Choice(self._owner, request, request.first_choice + i) for i in range(request.num_choices)]
         if request.sampling.prompt_logprobs is not None:

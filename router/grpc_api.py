@@ -104,7 +104,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             prepared, stream = await self._submit(request, context)
             try:
                 yield pb.GenerateResponse(accepted=pb.Accepted(request_id=prepared.request_id))
-                async with aclosing(aiter(stream)) as items:  # type: ignore[type-var]  # the dispatcher's is a generator
+                async with aclosing(aiter(stream)) as items:
                     async for item in items:
                         yield self._response(item, prepared.prompt)
             finally:

@@ -4,7 +4,7 @@ Gateway and gRPC API validate, tokenize and set the deadline; from `Dispatcher.s
 request. The caller iterates the returned stream; leaving it early (closing the iterator) cancels the request.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -147,9 +147,12 @@ StreamItem = PromptScores | Delta | ChoiceEnd | RequestReport
 
 
 class RequestStream(Protocol):
-    """Items of one request. Iteration raises a TwostrokeError when the request fails; nothing comes after it."""
+    """Items of one request. Iteration raises a TwostrokeError when the request fails; nothing comes after it.
 
-    def __aiter__(self) -> AsyncIterator[StreamItem]: ...
+    It is a generator, so that a reader who stops early can close it at once (`contextlib.aclosing`).
+    """
+
+    def __aiter__(self) -> AsyncGenerator[StreamItem, None]: ...
 
     async def cancel(self) -> None:
         """Idempotent. Ends iteration and tells both workers."""

@@ -8,7 +8,7 @@ Ends: `close` after the last item, or `fail` with the error that iteration raise
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from twostroke.cluster.core.errors import TwostrokeError
 from twostroke.router.request import Delta, StreamItem
@@ -59,7 +59,7 @@ class BufferedStream:
     async def cancel(self) -> None:
         self._on_cancel()
 
-    async def __aiter__(self) -> AsyncIterator[StreamItem]:
+    async def __aiter__(self) -> AsyncGenerator[StreamItem, None]:
         try:
             while True:
                 while self._items:

@@ -8,7 +8,7 @@ Answers of a kind have one shape: a stream is put together into what the whole a
 checked on the way. Token ids, which HTTP does not tell, are noted between gateway and dispatcher.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,8 +109,8 @@ class _Recorded:
     async def cancel(self) -> None:
         await self._inner.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[StreamItem]:
-        async with aclosing(aiter(self._inner)) as items:  # type: ignore[type-var]  # the dispatcher's is a generator
+    async def __aiter__(self) -> AsyncGenerator[StreamItem, None]:
+        async with aclosing(aiter(self._inner)) as items:
             async for item in items:
                 self._items.append(item)
                 yield item

@@ -10,7 +10,7 @@ All the while the connection is watched: a client that goes away cancels its req
 that takes nothing for `SEND_TIMEOUT_S` is left; long before, the dispatcher has cut it and freed its pages.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import orjson
@@ -263,7 +263,6 @@ async def reading(stream: RequestStream, receive: Receive) -> AsyncIterator[Asyn
     try:
         yield items
     finally:
-        if isinstance(items, AsyncGenerator):
-            await items.aclose()
+        await items.aclose()
         await tasks.close()
         await stream.cancel()

@@ -7,7 +7,7 @@ a failure   of any prompt is the request's, and the others are cancelled
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -62,7 +62,7 @@ class Batch:
         for stream in self._streams:
             await stream.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[StreamItem]:
+    async def __aiter__(self) -> AsyncGenerator[StreamItem, None]:
         tasks = TaskOwner("batch")
         for number, stream in enumerate(self._streams):
             tasks.spawn(self._pump(number, stream), f"prompt-{number}")
@@ -86,7 +86,7 @@ class Batch:
         """Everything of one stream, to its report or its failure."""
         failure: TwostrokeError = InternalError("the answer ended without its report")
         try:
-            async with aclosing(aiter(stream)) as items:  # type: ignore[type-var]  # the dispatcher's is a generator
+            async with aclosing(aiter(stream)) as items:
                 async for item in items:
                     await self._items.put((number, item))
                     if isinstance(item, RequestReport):

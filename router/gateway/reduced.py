@@ -5,7 +5,7 @@ PromptAlone   `max_tokens: 0` with `echo`: the prompt and its log-probabilities.
               request without output has no place in a scheduler, and not shown
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -37,9 +37,9 @@ class BestOf:
     async def cancel(self) -> None:
         await self._stream.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[StreamItem]:
+    async def __aiter__(self) -> AsyncGenerator[StreamItem, None]:
         choices: dict[int, _Choice] = {}
-        async with aclosing(aiter(self._stream)) as items:  # type: ignore[type-var]  # the dispatcher's is a generator
+        async with aclosing(aiter(self._stream)) as items:
             async for item in items:
                 match item:
                     case Delta(choice, text, token_ids, logprobs):
@@ -75,8 +75,8 @@ class PromptAlone:
     async def cancel(self) -> None:
         await self._stream.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[StreamItem]:
-        async with aclosing(aiter(self._stream)) as items:  # type: ignore[type-var]  # the dispatcher's is a generator
+    async def __aiter__(self) -> AsyncGenerator[StreamItem, None]:
+        async with aclosing(aiter(self._stream)) as items:
             async for item in items:
                 match item:
                     case PromptScores():

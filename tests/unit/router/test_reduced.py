@@ -1,6 +1,6 @@
 """Which of several choices are the best, and how they are shown."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 
 from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.sampling import FinishReason
@@ -20,7 +20,7 @@ class Said:
     async def cancel(self) -> None:
         self.cancelled = True
 
-    async def __aiter__(self) -> AsyncIterator[StreamItem]:
+    async def __aiter__(self) -> AsyncGenerator[StreamItem, None]:
         yield SCORES
         for place in range(max(map(len, self._choices.values()))):
             for choice, values in self._choices.items():
