@@ -7,6 +7,7 @@ status and its `google.rpc` details (ErrorInfo with the stable code, BadRequest 
 """
 
 import json
+import math
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ def to_http(error: TwostrokeError) -> HttpError:
     body = {"error": {"message": error.message, "type": row.openai_type, "param": field, "code": error.code}}
     headers = {}
     if isinstance(error, Overloaded | Unavailable):
-        headers["retry-after"] = str(max(1, round(error.retry_after_s + 0.5)))
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     return HttpError(row.http_status, body, headers)
 
 

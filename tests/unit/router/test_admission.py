@@ -3,7 +3,7 @@
 import pytest
 
 from twostroke.cluster.core.errors import Overloaded
-from twostroke.router.admission import AdmissionQueue, Entry, Placed
+from twostroke.router.admission import MAX_RETRY_AFTER_S, MAX_WAIT_S, AdmissionQueue, Entry, Placed
 
 
 def queue_of(*sizes: int, max_queued: int = 100, reserve_skip: int = 8) -> AdmissionQueue[int]:
@@ -85,6 +85,85 @@ def test_a_request_that_cannot_be_served_in_time_is_refused_at_once() -> None:
     queue.offer(99, 1, 50.0, 20.0)
 
 
+def place_at(queue: AdmissionQueue[int], *times: float) -> None:
+    """One entry each time."""
+    for now in times:
+        placed: list[int] = []
+
+        def place(item: int, placed: list[int] = placed) -> Placed:
+            placed.append(item)
+            return Placed.PLACED if len(placed) == 1 else Placed.BLOCKED
+
+        queue.take(place, now)
+
+
+def test_what_the_first_fill_took_and_how_long_the_first_step_lasts_is_no_pace() -> None:
+    """Seen: 130 wait, two were placed at once, workers compile for ten seconds: "the queue needs about 650 s"."""
+    queue = queue_of(*[1] * 132, max_queued=1000)
+    place_at(queue, 0.0, 0.0)
+    for quarter in range(1, 240):
+        queue.offer(1000, 1, 60.0, quarter / 4)
+
+
+def test_a_stall_costs_its_time_once_and_not_once_for_each_that_waits() -> None:
+    queue = queue_of(*[1] * 200, max_queued=1000)
+    place_at(queue, *(number / 5 for number in range(50)))
+    queue.offer(1000, 1, 60.0, 30.0)  # twenty seconds without any
+    with pytest.raises(Overloaded, match="151 stand before it, one is placed each 0.2 s"):
+        queue.offer(1000, 1, 40.0, 30.0)
+    place_at(queue, *(30.0 + number / 5 for number in range(8)))
+    forecast = queue.forecast(32.0, 32.0)
+    assert forecast is not None
+    assert forecast.wait_s == pytest.approx(0.2 * forecast.num_ahead + 0.6)
+
+
+def test_one_that_waits_long_for_pages_says_nothing_to_those_who_may_pass_it() -> None:
+    """They come once a minute, and so are placed: that is not the queue's pace."""
+    queue = queue_of(1000)
+    for minute in range(1, 30):
+        queue.offer(minute, 1, 10.0, 60.0 * minute)
+        queue.remove(queue.offer(-minute, 1, 10.0, 60.0 * minute + 1.0))
+        queue.take(lambda item: Placed.PLACED if item else Placed.BLOCKED, 60.0 * minute + 2.0)
+    for number in range(50):
+        queue.offer(number, 1, 10.0, 1800.0)
+
+
+def test_a_slow_flow_is_believed_after_a_few_placements() -> None:
+    queue = queue_of(*[1] * 100, max_queued=1000)
+    place_at(queue, *(10.0 * number for number in range(8)))
+    queue.offer(1000, 1, 60.0, 79.0)
+    place_at(queue, 80.0)
+    with pytest.raises(Overloaded, match="about 920 s"):
+        queue.offer(1000, 1, 60.0, 80.0)
+
+
+def test_placements_of_one_moment_are_one_step() -> None:
+    """Four grants arrive within milliseconds every ten seconds: 2.5 s each, however the clock tells them apart."""
+    queue = queue_of(*[1] * 100, max_queued=1000)
+    place_at(queue, *(10.0 * (number // 4) + 0.002 * (number % 4) for number in range(36)))
+    forecast = queue.forecast(80.0, 80.0)
+    assert forecast is not None
+    assert forecast.pace_s == pytest.approx(2.5)
+
+
+def test_what_goes_first_does_not_wait_for_what_it_passes() -> None:
+    queue = placing_every_two_seconds()
+    queue.offer(99, 1, 5.0, 20.0, priority=-1000)
+    with pytest.raises(Overloaded, match="11 stand before it"):
+        queue.offer(99, 1, 5.0, 20.0)
+
+
+def test_a_forecast_and_its_retry_after_are_bounded() -> None:
+    queue = queue_of(*[1] * 1000, max_queued=1000)
+    place_at(queue, *(500.0 * number for number in range(10)))
+    forecast = queue.forecast(1e9, 1e9)
+    assert forecast is not None
+    assert forecast.wait_s == MAX_WAIT_S
+    with pytest.raises(Overloaded) as refusal:
+        queue.offer(99, 1, 5.0, 4500.0)
+    assert refusal.value.retry_after_s == MAX_RETRY_AFTER_S
+
+
 def test_idle_time_says_nothing_about_the_wait() -> None:
     queue = queue_of(1, 1)
     take(queue, 0, 1, now=1.0)
@@ -155,7 +234,7 @@ def test_asking_in_vain_is_no_placement_that_waits_are_predicted_from() -> None:
     for now in range(1, 9):
         queue.put_back(entry)
         queue.take(lambda item: Placed.ASKED, float(now))
-    assert queue.expected_wait_s(9.0) is None
+    assert queue.forecast(9.0, 9.0) is None
 
 
 def test_a_lower_priority_goes_first_and_a_step_is_worth_a_second() -> None:

@@ -69,7 +69,8 @@ def test_http_form() -> None:
             "code": "invalid_request",
         }
     }
-    assert to_http(errors.Overloaded("full", 2.2)).headers == {"retry-after": "3"}
+    for wait_s, told in ((0.0, "1"), (0.3, "1"), (1.0, "1"), (2.2, "3"), (3.0, "3"), (60.0, "60")):
+        assert to_http(errors.Overloaded("full", wait_s)).headers == {"retry-after": told}
 
 
 def test_the_documentation_is_current() -> None:
