@@ -95,7 +95,7 @@ class WorkerHost:
         self.scheduler = scheduler
         """For checks at rest; while the engine runs it is the engine thread's alone."""
         self.engine = EngineLoop(scheduler, executor, self._on_events, name=f"engine-{info.worker_id}")
-        self.desk = GrammarDesk(grammars, self.post)
+        self.desk = GrammarDesk(grammars, self.post, self._tell)
         self.warm = asyncio.Event()
         """The engine has run a real step."""
         self.failed = asyncio.Event()
@@ -184,13 +184,8 @@ class WorkerHost:
             match event:
                 case WarmedUp():
                     self.warm.set()
-                case ToRouter(router, messages):
-                    self._count(messages)
-                    session = self._sessions.get(router)
-                    if session is None:
-                        self._metrics.dropped_messages.of("router_gone").inc(len(messages))
-                    else:
-                        session.outlet.deliver(messages)
+                case ToRouter():
+                    self._tell(event)
                 case Published(batch):
                     self._publish(batch)
                 case SnapshotTaken() | Checked():
@@ -200,6 +195,14 @@ class WorkerHost:
                 case _:
                     self._hooks.on_loop(event)
         self._changed.set()
+
+    def _tell(self, event: ToRouter) -> None:
+        self._count(event.messages)
+        session = self._sessions.get(event.router)
+        if session is None:
+            self._metrics.dropped_messages.of("router_gone").inc(len(event.messages))
+        else:
+            session.outlet.deliver(event.messages)
 
     def _count(self, messages: Sequence[object]) -> None:
         for message in messages:

@@ -6,8 +6,9 @@
     a router is gone        what waits for it is dropped
 
 A grammar that does not compile with this model's vocabulary breaks at its first token, which is the client's to know.
-One that is not compiled within the job's time, and `TIMEOUT_S`, is posted without a constraint, which the scheduler
-refuses: routers compile every grammar themselves before they submit it, so it is not the client's fault.
+The desk itself answers a job that finds `MAX_WAITING` waiting, or whose grammar takes over `TIMEOUT_S`: the queue is
+full, since routers have tried every grammar (`router.grammar_gate`) and it is those before it that took the time. A job
+whose own time is up has expired. Without a vocabulary one is posted as it is, and the scheduler refuses our own fault.
 """
 
 import asyncio
@@ -20,8 +21,8 @@ import structlog
 
 from twostroke.cluster.aio import TaskOwner
 from twostroke.cluster.core.ids import Incarnation, JobId
-from twostroke.cluster.core.messages import RouterMessage, Submit
-from twostroke.engine.commands import FromRouter
+from twostroke.cluster.core.messages import Ended, Outcome, RefusalReason, Refused, RouterMessage, Submit
+from twostroke.engine.commands import FromRouter, ToRouter
 from twostroke.engine.grammar import BrokenState, GrammarCompiler, GrammarError
 from twostroke.engine.plan import Constraint
 
@@ -35,9 +36,12 @@ MAX_WAITING = 1024
 class GrammarDesk:
     """On one event loop. `compiler` None: this worker knows no vocabulary and takes no grammar."""
 
-    def __init__(self, compiler: GrammarCompiler | None, post: Callable[[FromRouter], None]) -> None:
+    def __init__(
+        self, compiler: GrammarCompiler | None, post: Callable[[FromRouter], None], tell: Callable[[ToRouter], None]
+    ) -> None:
         self._compiler = compiler
         self._post = post
+        self._tell = tell
         self._lines: dict[tuple[Incarnation, JobId], deque[RouterMessage]] = {}
         self._tasks = TaskOwner("grammars")
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="grammars")
@@ -46,16 +50,13 @@ class GrammarDesk:
         line = self._lines.get((router, message.job)) if self._lines else None
         if line is not None:
             line.append(message)
-        elif (
-            isinstance(message, Submit)
-            and message.sampling.grammar is not None
-            and self._compiler is not None
-            and len(self._lines) < MAX_WAITING
-        ):
+        elif self._compiler is None or not isinstance(message, Submit) or message.sampling.grammar is None:
+            self._post(FromRouter(router, message))
+        elif len(self._lines) >= MAX_WAITING:
+            self._refuse(router, message, f"{len(self._lines)} jobs wait here for their grammars")
+        else:
             self._lines[router, message.job] = deque([message])
             self._tasks.spawn(self._serve(self._compiler, router, message.job), str(message.job))
-        else:
-            self._post(FromRouter(router, message))
 
     def forget(self, router: Incarnation) -> None:
         """Drop what waits for a router that is gone."""
@@ -72,16 +73,26 @@ class GrammarDesk:
         line = self._lines[router, job]
         while line:
             message = line[0]
-            constraint = None
+            command: FromRouter | None = FromRouter(router, message)
             if isinstance(message, Submit) and message.sampling.grammar is not None:
-                message, constraint = await self._compile(compiler, message)
+                command = await self._compile(compiler, router, message)
             if self._lines.get((router, job)) is not line:
                 return
             line.popleft()
-            self._post(FromRouter(router, message, constraint))
+            if command is not None:
+                self._post(command)
+            elif isinstance(message, Submit) and message.time_left_s > TIMEOUT_S:
+                self._refuse(router, message, f"its grammar was not compiled within {TIMEOUT_S:g} s")
+            else:
+                late = "its time was up before its grammar was compiled"
+                self._tell(ToRouter(router, (Ended(job, Outcome.EXPIRED, message=late),)))
         del self._lines[router, job]
 
-    async def _compile(self, compiler: GrammarCompiler, submit: Submit) -> tuple[Submit, Constraint | None]:
+    def _refuse(self, router: Incarnation, submit: Submit, why: str) -> None:
+        self._tell(ToRouter(router, (Refused(submit.job, RefusalReason.QUEUE_FULL, why),)))
+
+    async def _compile(self, compiler: GrammarCompiler, router: Incarnation, submit: Submit) -> FromRouter | None:
+        """The job as the engine takes it; None when its grammar was not compiled in time."""
         loop = asyncio.get_running_loop()
         assert submit.sampling.grammar is not None
         began_s = loop.time()
@@ -91,10 +102,11 @@ class GrammarDesk:
                 constraint = await loop.run_in_executor(self._threads, compiler.compile, submit.sampling.grammar)
         except TimeoutError:
             log.warning("grammar_late", job=str(submit.job))
+            return None
         except GrammarError as error:
             log.warning("grammar_refused", job=str(submit.job))
             constraint = BrokenState(str(error))
         except Exception:  # for example a vocabulary that cannot be read: the job must be answered all the same
             log.exception("grammar_failed", job=str(submit.job))
         left_s = submit.time_left_s - (loop.time() - began_s)
-        return replace(submit, time_left_s=max(0.001, left_s)), constraint
+        return FromRouter(router, replace(submit, time_left_s=max(0.001, left_s)), constraint)
