@@ -168,6 +168,14 @@ class TemplatesSection(Section):
     """Between two looks at the files' times; a look costs two `stat` calls, and only chats cause it."""
 
 
+def read_keys(lines: bytes) -> tuple[bytes, ...]:
+    """One a line. Raises ValueError when there is none, or one is too short to be secret."""
+    keys = tuple(line.strip() for line in lines.splitlines() if line.strip())
+    if not keys or min(map(len, keys)) < MIN_KEY_CHARACTERS:
+        raise ValueError(f"a key has at least {MIN_KEY_CHARACTERS} characters, each on a line of its own")
+    return keys
+
+
 class TenantBudget(Section):
     service_class: Name | None = None
     output_tokens: Budget | None = None
@@ -185,11 +193,11 @@ class BudgetSection(Section):
     """HTTP header, and gRPC metadata key, in which the proxy before the routers names the tenant. Empty: who asks is
     not known, and all are `default`; else clients could choose."""
     key: str = ""
-    """Signs continuation tokens; the same on every router. `up` draws one; else empty, with no file either: each router
-    draws its own, and takes no other's tokens."""
+    """Signs continuation tokens; the same on every router. Of several lines, each a key, the first signs and all are
+    good. `up` draws one; else empty, with no file either: each router draws its own, and takes no other's tokens."""
     key_file: str = ""
-    """Holds the key, instead of `key`."""
-    ttl_s: Seconds = 3600.0
+    """Holds it, instead of `key`."""
+    ttl_s: Annotated[float, Field(ge=1, le=366 * 86400)] = 3600.0
     """How long a continuation token is good."""
 
     @model_validator(mode="after")
@@ -199,8 +207,8 @@ class BudgetSection(Section):
                 raise ValueError(f"tenant {name} is of class {tenant.service_class}, which is not in classes")
         if self.key and self.key_file:
             raise ValueError("key and key_file: name one of them")
-        if self.key and len(self.key) < MIN_KEY_CHARACTERS:
-            raise ValueError(f"key has fewer than {MIN_KEY_CHARACTERS} characters")
+        if self.key:
+            read_keys(self.key.encode())
         return self
 
     def tokens_of(self, tenant: str) -> int:

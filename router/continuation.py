@@ -20,7 +20,7 @@ import struct
 import time
 import zlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -28,7 +28,7 @@ from typing import Literal
 
 import structlog
 
-from twostroke.cluster.config import MIN_KEY_CHARACTERS, BudgetSection
+from twostroke.cluster.config import BudgetSection, read_keys
 from twostroke.cluster.core.errors import ConfigError, InvalidRequest
 from twostroke.router.request import Continuation, GenerateRequest, ServedModel
 
@@ -44,27 +44,28 @@ _WIDTHS: dict[int, Literal["H", "I"]] = {2: "H", 4: "I"}
 
 
 class ContinuationTokens:
-    """Seals and opens with one key."""
+    """Seals with the first of its keys, and opens what was sealed with any: keys change one after the other."""
 
-    def __init__(self, key: bytes, ttl_s: float, unix_time: Callable[[], float] = time.time) -> None:
-        self._key = key
+    def __init__(self, keys: Sequence[bytes], ttl_s: float, unix_time: Callable[[], float] = time.time) -> None:
+        self._keys = keys
         self._ttl_s = ttl_s
         self._unix_time = unix_time
 
     @classmethod
     def of(cls, budget: BudgetSection) -> "ContinuationTokens":
         """May read the key's file. Raises ConfigError."""
-        key = budget.key.encode()
-        if not key and not budget.key_file and any((budget.output_tokens, budget.classes, budget.tenants)):
-            log.warning("continuation_key_drawn", why="router.budget has neither key nor key_file: good here alone")
+        if budget.key:
+            return cls(read_keys(budget.key.encode()), budget.ttl_s)
         if budget.key_file:
             try:
-                key = Path(budget.key_file).read_bytes().strip()
+                return cls(read_keys(Path(budget.key_file).read_bytes()), budget.ttl_s)
             except OSError as error:
                 raise ConfigError([f"router.budget.key_file: {budget.key_file}: {error.strerror}"]) from None
-            if len(key) < MIN_KEY_CHARACTERS:
-                raise ConfigError([f"router.budget.key_file: fewer than {MIN_KEY_CHARACTERS} bytes in it"])
-        return cls(key or secrets.token_bytes(32), budget.ttl_s)
+            except ValueError as error:
+                raise ConfigError([f"router.budget.key_file: {budget.key_file}: {error}"]) from None
+        if any((budget.output_tokens, budget.classes, budget.tenants)):
+            log.warning("continuation_key_drawn", why="router.budget has neither key nor key_file: good here alone")
+        return cls((secrets.token_bytes(32),), budget.ttl_s)
 
     def seal(self, continuation: Continuation) -> str:
         width = 2 if max(continuation.tokens, default=0) < 1 << 16 else 4
@@ -80,10 +81,10 @@ class ContinuationTokens:
         )
         ids = array(_WIDTHS[width], continuation.tokens)
         data = head + zlib.compress(ids.tobytes(), level=1)
-        return base64.urlsafe_b64encode(data + self._mac(data)).decode()
+        return base64.urlsafe_b64encode(data + _mac(self._keys[0], data)).decode()
 
     def open(self, text: str, max_context: int) -> Continuation:
-        """Raises InvalidRequest for everything but what `seal` made with this key, not too long ago."""
+        """Raises InvalidRequest for everything but what `seal` made with one of these keys, not too long ago."""
         if len(text) > longest(max_context):
             raise InvalidRequest(f"a continuation has at most {longest(max_context)} characters here", FIELD)
         try:
@@ -91,7 +92,7 @@ class ContinuationTokens:
         except ValueError:
             raise InvalidRequest("the continuation is not one of ours: not base64url", FIELD) from None
         body, mac = data[:-_MAC_BYTES], data[-_MAC_BYTES:]
-        if len(body) < _HEAD.size or body[0] != VERSION or not hmac.compare_digest(mac, self._mac(body)):
+        if len(body) < _HEAD.size or body[0] != VERSION or not self._is_ours(body, mac):
             raise InvalidRequest("the continuation is not one of ours, or was changed", FIELD)
         _, width, choice, seed, max_tokens, expires, model, binding = _HEAD.unpack_from(body)
         if expires < self._unix_time():
@@ -99,8 +100,12 @@ class ContinuationTokens:
         ids = array(_WIDTHS[width], zlib.decompress(body[_HEAD.size :]))
         return Continuation(choice, seed, max_tokens, model, binding, tuple(ids))
 
-    def _mac(self, data: bytes) -> bytes:
-        return hmac.digest(self._key, data, "sha256")[:_MAC_BYTES]
+    def _is_ours(self, data: bytes, mac: bytes) -> bool:
+        return any(hmac.compare_digest(mac, _mac(key, data)) for key in self._keys)
+
+
+def _mac(key: bytes, data: bytes) -> bytes:
+    return hmac.digest(key, data, "sha256")[:_MAC_BYTES]
 
 
 def longest(max_context: int) -> int:

@@ -204,8 +204,7 @@ class Dispatcher:
                 sampling = replace(sampling, prompt_logprobs=None)  # the prompt is the same: choice 0 tells of it
             state = ChoiceState(request.request_id, number, sampling, since=now, tokens=list(request.delivered))
             decoder = self._decoders(request.stop)
-            for token in request.delivered:
-                decoder.push(token)  # what of it was certain is told; what was held back may still become text
+            decoder.skip(request.delivered)
             record.choices.append(ChoiceRecord(record, state, decoder))
         return record
 

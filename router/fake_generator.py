@@ -175,8 +175,7 @@ class _Choice:
         self._number = number
         self._request = request
         self._decoder: TextDecoder = owner.tokenizer.text_decoders(request.stop)
-        for token in request.delivered:
-            self._decoder.push(token)
+        self._decoder.skip(request.delivered)
         self._num_output = len(request.delivered)
         self.end: ChoiceEnd | None = None
 

@@ -189,9 +189,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         if not key:
             return DEFAULT_TENANT
         # The stubs take Metadata for a sequence; it iterates over (key, value).
-        metadata = dict(cast(Iterable[tuple[str, str | bytes]], context.invocation_metadata() or ()))
-        value = metadata.get(key)
-        return read_tenant(value.decode("latin-1") if isinstance(value, bytes) else value, self._config.budget)
+        metadata = cast(Iterable[tuple[str, str | bytes]], context.invocation_metadata() or ())
+        values = [value for name, value in metadata if name == key]
+        texts = [value.decode("latin-1") if isinstance(value, bytes) else value for value in values]
+        return read_tenant(texts, self._config.budget)
 
     async def _prepare(self, request: pb.GenerateRequest, remaining_s: float | None, tenant: str) -> GenerateRequest:
         params = _params(request, remaining_s)

@@ -178,7 +178,8 @@ def prepare(
 ) -> GenerateRequest:
     """A request ready for `generator.submit`, with an id of its own unless one is given, under its tenant's budget.
 
-    `continuable`: the answer can carry a continuation token; else the budget is but a lower `max_tokens`.
+    `continuable`: the answer can carry a continuation token, and go on from `continuation`; else the budget is but a
+    lower `max_tokens`.
 
     Raises InvalidRequest (ContextOverflow, UnknownModel), naming `prompt_field` when it is the prompt that is
     wrong; and Unavailable while no worker is attached.
@@ -215,6 +216,8 @@ def prepare(
         grammar_field=params.grammar_field,
     )
     budget = config.budget.tokens_of(tenant)
+    if not continuable and continuation is not None:
+        raise InvalidRequest("an answer that is taken apart, for calls or reasoning, is not continued", "continuation")
     if not continuable:
         return under_budget(request, budget)
     return begin(request, model, budget, continuation, seed=seed, max_tokens=params.max_tokens)
@@ -235,17 +238,23 @@ def _sampling(params: GenerateParams, max_tokens: int, seed: int, tokenizer: Tok
         end_token_ids=tokenizer.end_token_ids,
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
-        logit_bias=tuple((token, float(bias)) for token, bias in params.logit_bias),
+        # In order: neither JSON nor gRPC has one, and a continuation is of an equal request.
+        logit_bias=tuple(sorted((token, float(bias)) for token, bias in params.logit_bias)),
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
         grammar=params.grammar,
     )
 
 
-def read_tenant(value: str | None, budget: BudgetSection) -> str:
-    """What came under `budget.tenant_header`; `default` when nothing did. Raises InvalidRequest naming the header."""
-    if value is None:
+def read_tenant(values: Sequence[str], budget: BudgetSection) -> str:
+    """What came under `budget.tenant_header`; `default` when nothing did. Raises InvalidRequest naming the header, also
+    when it came more than once: one of them may be the client's own.
+    """
+    if not values:
         return DEFAULT_TENANT
+    if len(values) > 1:
+        raise InvalidRequest("a request has one tenant", budget.tenant_header)
+    [value] = values
     if not _TENANT.fullmatch(value):
         raise InvalidRequest("a tenant has 1 to 64 letters, digits and . _ -", budget.tenant_header)
     return value

@@ -4,7 +4,7 @@ Gateway and gRPC API validate, tokenize and set the deadline; from `Dispatcher.s
 request. The caller iterates the returned stream; leaving it early (closing the iterator) cancels the request.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -210,6 +210,10 @@ class TextDecoder(Protocol):
     """Turns one choice's tokens into text, holding back what may be part of a stop string or a character."""
 
     def push(self, token: int) -> "TextStep": ...
+
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Begin after these, whose text was told before: what they hold back may still become text."""
+        ...
 
     def finish(self) -> str:
         """Text held back, once the answer ended for another reason than a stop string."""

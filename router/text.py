@@ -30,6 +30,11 @@ class _StopMatcher:
             length += stop[index] == stop[length]
             self._fallback[index] = length
 
+    def begin(self, text: str) -> None:
+        """As `feed` of each character of a text that does not complete the stop string, before any other."""
+        longest = min(len(self.stop) - 1, len(text))
+        self.matched = next(length for length in range(longest, -1, -1) if text.endswith(self.stop[:length]))
+
     def feed(self, character: str) -> bool:
         """Take the next character; True when it completes the stop string. Not to be called after that."""
         while self.matched and character != self.stop[self.matched]:
@@ -54,6 +59,14 @@ class TokenTextDecoder:
             return TextStep("", True)
         data = self._token_bytes[token] if token < len(self._token_bytes) else b""
         return self._take(self._utf8.decode(data))
+
+    def skip(self, tokens: Sequence[int]) -> None:
+        """As `push` of each, before any other, where none of them completes a stop string; hundreds of times faster."""
+        known = self._token_bytes
+        text = self._utf8.decode(b"".join([known[token] for token in tokens if token < len(known)]))
+        for matcher in self._matchers:
+            matcher.begin(text)
+        self._held = text[len(text) - max((matcher.matched for matcher in self._matchers), default=0) :]
 
     def finish(self) -> str:
         """What was held back, with an unfinished character as U+FFFD. Call once, at the answer's end."""

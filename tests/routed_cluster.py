@@ -61,6 +61,10 @@ class NumberText:
         text, self._held = self._held[:sure], self._held[sure:]
         return TextStep(text, False)
 
+    def skip(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self.push(token)
+
     def finish(self) -> str:
         return self._held
 

@@ -287,7 +287,7 @@ class _Generating:
     def _prepare(self, request: Request, read: _Read[AnyAsk], *, continuable: bool = False) -> list[GenerateRequest]:
         own, ask, prompts = str(request.state.request_id), read.ask, read.inputs.prompts
         header = self._config.budget.tenant_header
-        tenant = read_tenant(request.headers.get(header) if header else None, self._config.budget)
+        tenant = read_tenant(request.headers.getlist(header) if header else (), self._config.budget)
         try:
             return [
                 prepare(

@@ -33,7 +33,7 @@ from twostroke.router.tokenizer import ByteTokenizer
 PROMPT = tuple(range(40, 100))
 PAIR = Shape(num_pages=512)
 LOCAL = Shape(prefill=0, num_pages=512)
-SEALED = ContinuationTokens(b"a key of these tests", 60)
+SEALED = ContinuationTokens([b"a key of these tests"], 60)
 DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 5, "logprobs": 2}
 
 

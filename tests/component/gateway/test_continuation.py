@@ -1,6 +1,7 @@
 """Answers cut by an output budget and continued, over HTTP and gRPC: the parts join to the uncut answer."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.gateway_server import CHAT, COMPLETION, Gateway, events, gateway
 from twostroke.cluster.config import BudgetSection, RouterSection, TenantBudget
+from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.proto.v1 import inference_pb2 as pb
 from twostroke.router.continuation import ContinuationTokens
@@ -22,6 +24,10 @@ ASK: dict[str, dict[str, Any]] = {
     COMPLETION: {"model": "fake", "prompt": "Once"},
 }
 KEY = "a key of these tests"
+
+
+def sealer(key: str = KEY, ttl_s: float = 60.0) -> ContinuationTokens:
+    return ContinuationTokens([key.encode()], ttl_s)
 
 
 def budgeted(tokens: int = 5, **changes: Any) -> RouterSection:
@@ -208,8 +214,8 @@ async def test_a_tenant_is_not_the_clients_to_choose() -> None:
         lambda token: "B" + token[1:],
         lambda token: token[:40] + ("A" if token[40] != "A" else "B") + token[41:],
         lambda token: "A" * 100_000,
-        lambda token: ContinuationTokens(b"another", 60).seal(ContinuationTokens(KEY.encode(), 60).open(token, 512)),
-        lambda token: ContinuationTokens(KEY.encode(), -5).seal(ContinuationTokens(KEY.encode(), 60).open(token, 512)),
+        lambda token: sealer(key="another").seal(sealer().open(token, 512)),
+        lambda token: sealer(ttl_s=-5).seal(sealer().open(token, 512)),
     ],
 )
 async def test_a_bad_one_is_refused_by_name(make: Any) -> None:
@@ -239,20 +245,74 @@ async def test_another_request_is_refused_and_the_same_served(changes: dict[str,
         assert again.text
 
 
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_an_answer_that_is_taken_apart_neither_carries_one_nor_begins_anew_with_one(choice: str) -> None:
+    tools = {"tools": [FUNCTION], "tool_choice": choice}
+    async with gateway(budgeted(4), answers=[TEXT]) as server:
+        token = (await ask(server, CHAT)).continuation
+        for stream in (False, True):
+            refusal = await server.post(CHAT, {**ASK[CHAT], **tools, "stream": stream, "continuation": token})
+            assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "continuation")
+        assert (await ask(server, CHAT, **tools)).continuation is None
+        assert (await ask(server, CHAT, tools=[FUNCTION], tool_choice="none", continuation=token)).text
+
+
+async def test_objects_have_no_order() -> None:
+    biases = [("1", 2.5), ("70", -3), ("2", 1)]
+    async with gateway(budgeted(4), answers=[TEXT]) as server:
+        token = (await ask(server, COMPLETION, logit_bias=dict(biases))).continuation
+        assert (await ask(server, COMPLETION, logit_bias=dict(reversed(biases)), continuation=token)).text
+        for changed in ({}, dict(biases[1:]), {**dict(biases), "1": 2.4}):
+            answer = await server.post(COMPLETION, {**ASK[COMPLETION], "logit_bias": changed, "continuation": token})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "continuation")
+
+
+@pytest.mark.parametrize("names", [("rich", "poor"), ("poor", "rich"), ("rich", "rich")])
+async def test_two_tenants_are_none(names: tuple[str, str], servicer: InferenceServicer) -> None:
+    """What a client sends beside the proxy's header must not be taken for it, wherever it stands."""
+    config = budgeted(4, tenant_header="x-tenant", tenants={"rich": TenantBudget(output_tokens=0)})
+    async with gateway(config, answers=[TEXT]) as server:
+        headers = [("x-tenant", name) for name in names]
+        answer = await server.client.post(CHAT, json=ASK[CHAT], headers=headers)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-tenant")
+    with pytest.raises(InvalidRequest, match="one tenant") as raised:
+        servicer._tenant(Caller(*(("tenant", name) for name in names)))  # type: ignore[arg-type]
+    assert raised.value.field == "tenant"
+
+
+async def test_keys_change_without_an_answer_lost(tmp_path: Path) -> None:
+    """New key on every router for opening, then for sealing, then alone."""
+    new, key_file = "the key of tomorrow", tmp_path / "key"
+    token: str | None = None
+    for keys, good in (([KEY], True), ([KEY, new], True), ([new, KEY], True), ([new], True), ([KEY], False)):
+        key_file.write_text("\n".join(keys) + "\n\n")
+        for budget in ({"key": "\n".join(keys)}, {"key_file": str(key_file)}):
+            config = RouterSection(budget=BudgetSection(output_tokens=4, **budget))
+            async with gateway(config, answers=[TEXT]) as server:
+                body = {**ASK[COMPLETION], "continuation": token}
+                answer = await server.post(COMPLETION, body)
+                assert answer.status_code == (200 if good else 400)
+                if good:
+                    token = (await ask(server, COMPLETION)).continuation
+
+
 # --------------------------------------------------------------------------------------------------- gRPC
 
 
 class Caller:
     """A context as `Generate` asks of it."""
 
-    def __init__(self, **metadata: str) -> None:
+    def __init__(self, *metadata: tuple[str, str]) -> None:
         self._metadata = metadata
 
     def time_remaining(self) -> None:
         return None
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return tuple(self._metadata.items())
+        return self._metadata
 
 
 @pytest.fixture
@@ -273,7 +333,7 @@ async def call(servicer: InferenceServicer, caller: Caller, **changes: Any) -> t
 
 @pytest.mark.parametrize("tenant", [None, "acme"])
 async def test_grpc_parts_join(servicer: InferenceServicer, tenant: str | None) -> None:
-    caller = Caller(tenant=tenant) if tenant else Caller()
+    caller = Caller(("tenant", tenant)) if tenant else Caller()
     text, end = await call(servicer, caller)
     assert end.completion_tokens == (7 if tenant else 4)
     while end.continuation:

@@ -16,7 +16,7 @@ from twostroke.router.request import Continuation, GenerateRequest, ServedModel
 
 KEY = b"a key of the tests"
 NOW = 1_000_000.0
-TOKENS = ContinuationTokens(KEY, ttl_s=60, unix_time=lambda: NOW)
+TOKENS = ContinuationTokens([KEY], ttl_s=60, unix_time=lambda: NOW)
 MODEL = ServedModel("m", max_context=64, page_size=4, num_prefill_workers=1, num_decode_workers=1, fingerprint="w")
 REQUEST = GenerateRequest(RequestId("r"), "m", (1, 2, 3), SamplingParams(max_tokens=20, seed=9), time_left_s=5.0)
 
@@ -36,8 +36,7 @@ def in_parts(tokens: list[int], stop: tuple[str, ...], cuts: list[int]) -> str:
     pieces: list[str] = []
     for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
         decoder = FACTORY(stop)
-        for token in tokens[:start]:
-            decoder.push(token)
+        decoder.skip(tokens[:start])
         for token in tokens[start:end]:
             step = decoder.push(token)
             pieces.append(step.text)
@@ -53,6 +52,24 @@ def test_text_joins_wherever_it_is_cut(tokens: list[int], stop: tuple[str, ...])
     assert in_parts(tokens, stop, list(range(1, len(tokens)))) == uncut
     for cut in range(1, len(tokens)):
         assert in_parts(tokens, stop, [cut]) == uncut
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="ab", max_size=12), st.lists(st.text(alphabet="ab", min_size=1, max_size=8), max_size=4))
+def test_to_skip_is_to_push(text: str, stops: list[str]) -> None:
+    """Texts and stop strings that overlap with themselves in every way."""
+    stop = tuple(stops)
+    told, skipping = [ord(letter) for letter in text], FACTORY(stop)
+    pushing = FACTORY(stop)
+    if any(pushing.push(token).stopped for token in told):
+        return
+    skipping.skip(told)
+    for token in b"abbaababbbaaab":
+        expected = pushing.push(token)
+        assert skipping.push(token) == expected
+        if expected.stopped:
+            return
+    assert skipping.finish() == pushing.finish()
 
 
 @settings(deadline=None, max_examples=30)
@@ -86,6 +103,26 @@ def test_a_changed_one_is_refused(one: Continuation, data: st.DataObject) -> Non
     assert "changed" in refused(base64.urlsafe_b64encode(sealed).decode())
 
 
+@given(sealed_ones, st.data())
+def test_a_part_of_one_and_one_with_more_are_refused(one: Continuation, data: st.DataObject) -> None:
+    sealed = TOKENS.seal(one)
+    cut = data.draw(st.integers(0, len(sealed) - 1))
+    assert "not one of ours" in refused(sealed[:cut]) or len(sealed) > longest(64)
+    for more in (sealed + sealed, sealed + data.draw(st.text(max_size=8)) + "AAAA", sealed[cut:] + sealed[:cut]):
+        if more != sealed:
+            refused(more, max_context=10**6)
+
+
+@given(sealed_ones, sealed_ones)
+def test_parts_of_two_make_none(one: Continuation, other: Continuation) -> None:
+    """Head, tokens and signature of one are good for no other."""
+    first, second = (base64.urlsafe_b64decode(TOKENS.seal(each)) for each in (one, other))
+    for place in (54, len(first) - 16):
+        mixed = first[:place] + second[place:]
+        if mixed not in (first, second):
+            assert "changed" in refused(base64.urlsafe_b64encode(mixed).decode(), max_context=10**6)
+
+
 @given(st.text() | st.binary().map(lambda data: base64.urlsafe_b64encode(data).decode()))
 def test_garbage_is_refused(text: str) -> None:
     assert "not one of ours" in refused(text) or len(text) > longest(64)
@@ -93,8 +130,8 @@ def test_garbage_is_refused(text: str) -> None:
 
 def test_another_key_an_old_one_and_one_too_long_are_refused() -> None:
     sealed = TOKENS.seal(Continuation(0, 1, 2, b"m" * 8, b"b" * 16, (1,)))
-    assert "changed" in refused(sealed, ContinuationTokens(b"another key", 60, lambda: NOW))
-    assert "expired" in refused(sealed, ContinuationTokens(KEY, 60, lambda: NOW + 61))
+    assert "changed" in refused(sealed, ContinuationTokens([b"another key"], 60, lambda: NOW))
+    assert "expired" in refused(sealed, ContinuationTokens([KEY], 60, lambda: NOW + 61))
     assert str(longest(64)) in refused("A" * (longest(64) + 4))
 
 
