@@ -185,6 +185,7 @@ class _Choice:
     reasoning: str = ""
     calls: list[Json] = field(default_factory=list)
     logprobs: Json | None = None
+    continuation: Json = field(default_factory=dict)
 
     def take(self, part: Json, is_chat: bool) -> None:
         assert self.finish is None, f"a chunk after the finish reason: {part}"
@@ -202,8 +203,9 @@ class _Choice:
         else:
             self.text += part["text"]
         if part["logprobs"] is not None:
-            self.logprobs = _extend(self.logprobs, part["logprobs"])
+            self.logprobs = extend(self.logprobs, part["logprobs"])
         self.finish = part["finish_reason"]
+        self.continuation = {name: part[name] for name in ("continuation",) if name in part}
 
     def _take_call(self, piece: Json) -> None:
         assert piece["index"] in (len(self.calls) - 1, len(self.calls)), "calls come one after the other"
@@ -214,8 +216,9 @@ class _Choice:
 
     def whole(self, index: int, is_chat: bool) -> Json:
         assert self.finish is not None, f"choice {index} has no finish reason"
+        end = {"logprobs": self.logprobs, "finish_reason": self.finish, **self.continuation}
         if not is_chat:
-            return {"index": index, "text": self.text, "logprobs": self.logprobs, "finish_reason": self.finish}
+            return {"index": index, "text": self.text, **end}
         assert self.roles == ["assistant"]
         content = None if self.calls and not self.text else self.text
         message: Json = {"role": "assistant", "content": content, "refusal": None}
@@ -223,10 +226,10 @@ class _Choice:
             message["reasoning_content"] = self.reasoning
         if self.calls:
             message["tool_calls"] = self.calls
-        return {"index": index, "message": message, "logprobs": self.logprobs, "finish_reason": self.finish}
+        return {"index": index, "message": message, **end}
 
 
-def _extend(told: Json | None, part: Json) -> Json:
+def extend(told: Json | None, part: Json) -> Json:
     """Columns of log-probabilities, continued."""
     if told is None:
         return dict(part)
@@ -280,6 +283,8 @@ class _GrpcAnswer:
             choice = self._choice(message.choice_end.choice)
             choice["finish_reason"] = common_pb2.FinishReason.Name(message.choice_end.finish_reason)
             choice["completion_tokens"] = message.choice_end.completion_tokens
+            if message.choice_end.continuation:
+                choice["continuation"] = message.choice_end.continuation
         else:
             end = message.finished
             self._usage = {

@@ -14,10 +14,11 @@ from tests.cluster_harness import Shape
 from tests.greedy_reference import model_cluster, num_preemptions, shape_over
 from tests.routed_cluster import Answer, RoutedCluster, read, routed_cluster
 from tests.tiny_models import END_TOKEN, make_tiny_model
-from twostroke.cluster.core.errors import InvalidRequest
+from twostroke.cluster.core.errors import DeadlineExceeded, InvalidRequest
 from twostroke.cluster.core.grammar import Grammar, GrammarKind
 from twostroke.cluster.core.request import Phase
 from twostroke.cluster.core.sampling import FinishReason
+from twostroke.engine import grammar_desk
 from twostroke.engine.fake_executor import FakeExecutor, FakeHandle
 from twostroke.engine.plan import Plan, StepResult
 from twostroke.engine.vocabulary import Vocabulary, byte_vocabulary, load_vocabulary
@@ -118,6 +119,20 @@ async def test_a_grammar_that_breaks_refuses_its_request_alone() -> None:
                 await routed.ask(PROMPT, 30, **{**ASKING, "grammar": broken}, grammar_field="structured_outputs.regex")
             assert caught.value.field == "structured_outputs.regex"
             assert (await beside).tokens[0] == routed.golden(PROMPT, 30)
+
+
+async def test_workers_whose_grammars_stand_in_line_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits in vain is told that its time was up, and nothing of an internal error."""
+    async with routed_cluster(FAKE, vocabulary=byte_vocabulary()) as routed:
+        monkeypatch.setattr(grammar_desk, "MAX_WAITING", 0)
+        with pytest.raises(DeadlineExceeded):
+            await routed.ask(PROMPT, LONGEST, **ASKING, time_left_s=0.3)
+        waiting = asyncio.create_task(routed.ask(PROMPT, LONGEST, **ASKING))
+        beside = await routed.ask(PROMPT, 30)
+        assert beside.tokens[0] == routed.golden(PROMPT, 30)
+        assert not waiting.done()
+        monkeypatch.undo()
+        check(await waiting, byte_vocabulary())
 
 
 class Tardy(FakeExecutor):
