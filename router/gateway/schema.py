@@ -285,7 +285,7 @@ def _ask(
 ) -> Ask:
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", "stream_options")
-    if body.prompt_logprobs is not None and body.stream:
+    if body.prompt_logprobs is not None and body.stream and body.continuation is None:
         raise InvalidRequest("prompt_logprobs come with whole answers, not with streams", "prompt_logprobs")
     params = GenerateParams(
         max_tokens=max_tokens,

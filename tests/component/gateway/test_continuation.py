@@ -130,6 +130,11 @@ async def test_a_prompts_log_probabilities_are_told_once() -> None:
         first = await server.post(COMPLETION, {**ASK[COMPLETION], "prompt_logprobs": 1})
         token = first.json()["choices"][0]["continuation"]
         second = await server.post(COMPLETION, {**ASK[COMPLETION], "prompt_logprobs": 1, "continuation": token})
+        streamed = {**ASK[COMPLETION], "prompt_logprobs": 1, "stream": True}
+        third = await server.post(COMPLETION, {**streamed, "continuation": token})
+        assert (await server.post(COMPLETION, streamed)).json()["error"]["param"] == "prompt_logprobs"
+    assert third.status_code == 200
+    assert "prompt_logprobs" not in third.text
     assert first.json()["choices"][0]["prompt_logprobs"]
     assert "prompt_logprobs" not in second.json()["choices"][0]
 
