@@ -11,6 +11,7 @@ from pathlib import Path
 
 from twostroke.cluster import attach
 from twostroke.cluster.config import Config, RouterSection
+from twostroke.cluster.control.process import spare_start_up
 from twostroke.cluster.core.ids import new_incarnation
 from twostroke.cluster.telemetry.logs import configure_logging
 from twostroke.cluster.telemetry.metrics import RouterMetrics, new_registry
@@ -63,6 +64,7 @@ async def _serve(setting: Setting, pipe: Connection) -> None:
     faces = Faces(config, dispatcher, InferenceServicer(dispatcher, tokenizer, config.router, metrics), app)
     try:
         http, _ = await faces.open()
+        spare_start_up()
         pipe.send(http)
         over = asyncio.Event()
         asyncio.get_running_loop().add_reader(pipe.fileno(), over.set)

@@ -193,7 +193,9 @@ class Dispatcher:
         now = self._clock.now()
         record = RequestRecord(
             request=request,
-            stream=BufferedStream(lambda: self.cancel(request.request_id)),
+            stream=BufferedStream(
+                lambda: self.cancel(request.request_id), self._config.token_buffer // 2 if request.whole else 0
+            ),
             accepted_at=now,
             deadline_at=now + request.time_left_s,
         )

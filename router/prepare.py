@@ -173,6 +173,7 @@ def prepare(
     salt: str = "",
     tenant: str = DEFAULT_TENANT,
     template: str = "",
+    whole: bool = False,
     continuable: bool = False,
     continuation: Continuation | None = None,
 ) -> GenerateRequest:
@@ -213,6 +214,7 @@ def prepare(
         client_request_id=client_request_id,
         priority=params.priority,
         template=template,
+        whole=whole,
         grammar_field=params.grammar_field,
     )
     budget = config.budget.tokens_of(tenant)

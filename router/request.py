@@ -49,6 +49,8 @@ class GenerateRequest:
     """Lower goes first (`router.admission`)."""
     template: str = ""
     """Version of the prompt templates that made the prompt, for the log line."""
+    whole: bool = False
+    """The client wants the answer in one piece: who reads its stream need not hear of each token at once."""
     grammar_field: str = "response_format"
     """Where the client put the grammar, if it sent one."""
     continuation: Continuation | None = None

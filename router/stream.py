@@ -2,6 +2,7 @@
 
 The dispatcher puts and never waits; the reader iterates. Deltas of one choice that were not read yet are merged, so
 the buffer is bounded by its tokens: `put` reports how many wait, and the dispatcher cuts a reader that is too slow.
+A reader that wants the whole answer is woken by every token in vain: `wake_tokens` lets it sleep through some.
 Ends: `close` after the last item, or `fail` with the error that iteration raises. A reader that stops early
 (closes the iterator, or is cancelled) cancels the request.
 """
@@ -17,8 +18,10 @@ from twostroke.router.request import Delta, StreamItem
 class BufferedStream:
     """Implements `router.request.RequestStream` for one reader."""
 
-    def __init__(self, on_cancel: Callable[[], object]) -> None:
+    def __init__(self, on_cancel: Callable[[], object], wake_tokens: int = 0) -> None:
+        """The reader is woken when so many tokens wait, and at the end; 0: by each item."""
         self._on_cancel = on_cancel
+        self._wake_tokens = wake_tokens
         self._items: deque[StreamItem] = deque()
         self._waiting_tokens = 0
         self._closed = False
@@ -33,15 +36,16 @@ class BufferedStream:
             self._waiting_tokens += len(item.token_ids)
             last = self._items[-1] if self._items else None
             if isinstance(last, Delta) and last.choice == item.choice:
-                self._items[-1] = Delta(
+                self._items.pop()
+                item = Delta(
                     item.choice,
                     last.text + item.text,
                     last.token_ids + item.token_ids,
                     last.logprobs + item.logprobs,
                 )
-                return self._waiting_tokens
         self._items.append(item)
-        self._changed.set()
+        if self._waiting_tokens >= self._wake_tokens:
+            self._changed.set()
         return self._waiting_tokens
 
     def close(self) -> None:

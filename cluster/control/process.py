@@ -6,6 +6,7 @@ still here `drain_s + GRACE_S` after that -> exit 75, from a thread that no stuc
 """
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -21,9 +22,22 @@ log = structlog.get_logger(__name__)
 
 GRACE_S = 5.0
 EXIT_STUCK = 75
+COLLECT_AFTER = (10_000, 20, 20)
+"""Python collects after 700 new containers by itself."""
 
 OnReady = Callable[[Mapping[str, Any]], None]
 Role = Callable[[asyncio.Event, OnReady], Awaitable[None]]
+
+
+def spare_start_up() -> None:
+    """Take all that lives now out of the garbage collector's sight; the rest is looked at less often.
+
+    A router with a vocabulary of 49,152 tokens stood still for 70 ms at each full collection, and spent 6 % of its CPU
+    time on collections.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 def run_role(role: Role, parent_pipe: int | None, drain_s: float) -> None:
@@ -56,6 +70,7 @@ async def _run(role: Role, parent_pipe: int | None, drain_s: float) -> None:
         loop.add_reader(keeper, _on_keeper, loop, keeper, leave)
 
     def on_ready(record: Mapping[str, Any]) -> None:
+        spare_start_up()
         line = json.dumps({"pid": os.getpid(), **record}) + "\n"
         if keeper is None:
             sys.stdout.write(line)

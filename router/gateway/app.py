@@ -303,6 +303,7 @@ class _Generating:
                     salt=ask.salt,
                     tenant=tenant,
                     template=read.inputs.template,
+                    whole=not ask.streamed,
                     continuable=continuable,
                     continuation=read.opened,
                 )
