@@ -16,6 +16,7 @@ import grpc
 import httpx
 
 from tests.process_cluster import ProcessCluster, expected, process_cluster
+from tests.waiting import on_this_machine
 from twostroke.cluster.core.messages import LoadReport
 from twostroke.router.tokenizer import ByteTokenizer
 
@@ -193,7 +194,7 @@ async def test_a_killed_router_is_told_at_once_and_its_next_life_serves(tmp_path
             cluster.kill("router")
             killed_at = asyncio.get_running_loop().time()
             answers = await asyncio.gather(*streams)
-            assert asyncio.get_running_loop().time() - killed_at < 3.0
+            assert asyncio.get_running_loop().time() - killed_at < on_this_machine(3.0)
             for n, answer in enumerate(answers):
                 assert answer.error is grpc.StatusCode.UNAVAILABLE
                 assert answer.tokens == expected([n, *SHARED[:90]], 2000)[: len(answer.tokens)]

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from tests.gateway_server import CHAT, COMPLETION, TIMEOUT_S, gateway
+from tests.waiting import on_this_machine
 from twostroke.cluster.config import RouterSection
 from twostroke.router.fake_generator import FAKE_MODEL
 from twostroke.router.tokenizer import ByteTokenizer
@@ -189,7 +190,7 @@ async def test_bad_fields_are_named_in_the_openai_form() -> None:
                 started = time.monotonic()
                 answer = await server.post(path, variant)
                 case = (path, str(fields)[:80], answer.text)
-                assert time.monotonic() - started < 1, case
+                assert time.monotonic() - started < on_this_machine(1.0), case
                 assert answer.status_code == 400, case
                 error = answer.json()["error"]
                 assert error["param"] == named, case
@@ -232,7 +233,7 @@ async def test_bad_bodies() -> None:
             started = time.monotonic()
             path = CHAT if b"messages" in data[:40] else COMPLETION
             answer = await server.client.post(path, content=data, headers={"content-type": "application/json"})
-            assert time.monotonic() - started < 1, data[:60]
+            assert time.monotonic() - started < on_this_machine(1.0), data[:60]
             assert answer.status_code == 400, data[:60]
             assert answer.json()["error"]["type"] == "invalid_request_error"
         assert (await server.post(COMPLETION, ASK)).status_code == 200
