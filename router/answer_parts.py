@@ -169,22 +169,25 @@ def joined(parts: Iterable[Part]) -> list[Part]:
 @dataclass(frozen=True, slots=True)
 class Call:
     name: str
+    """Empty for one that began before."""
     arguments: str
     """JSON, as the model wrote it; cut short where the answer was."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A whole answer."""
+    """A whole answer, or what is new of it."""
 
     content: str
     reasoning: str
     calls: tuple[Call, ...]
+    first: int = 0
+    """Number of the first of `calls`; the others follow it."""
 
 
 def gather(parts: Iterable[Part]) -> Parsed:
-    """All parts of an answer, put together."""
-    content, reasoning = "", ""
+    """Parts that follow each other, put together."""
+    content, reasoning, first = "", "", 0
     calls: list[Call] = []
     for part in parts:
         match part:
@@ -192,8 +195,11 @@ def gather(parts: Iterable[Part]) -> Parsed:
                 content += text
             case Reasoning(text):
                 reasoning += text
-            case CallBegin(_, name):
+            case CallBegin(number, name):
                 calls.append(Call(name, ""))
+                first = number - len(calls) + 1
             case CallArguments(number, text):
-                calls[number] = Call(calls[number].name, calls[number].arguments + text)
-    return Parsed(content, reasoning, tuple(calls))
+                if not calls:
+                    calls, first = [Call("", "")], number
+                calls[-1] = Call(calls[-1].name, calls[-1].arguments + text)
+    return Parsed(content, reasoning, tuple(calls), first)

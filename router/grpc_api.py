@@ -27,11 +27,11 @@ from twostroke.cluster.wire.convert import WireError, grammar_from_wire
 from twostroke.cluster.wire.status import abort_with
 from twostroke.proto.v1 import common_pb2, inference_pb2_grpc
 from twostroke.proto.v1 import inference_pb2 as pb
+from twostroke.router.ask import Chat
 from twostroke.router.chat_template import ChatOptions
+from twostroke.router.content import read_chat_options, read_messages
 from twostroke.router.continuation import ContinuationTokens
-from twostroke.router.gateway.content import read_messages
-from twostroke.router.gateway.encode import Encoder
-from twostroke.router.gateway.schema import Chat, read_chat_options
+from twostroke.router.encode import Encoder
 from twostroke.router.grammar_gate import GrammarGate, check_grammar
 from twostroke.router.prepare import GenerateParams, check_params, prepare, read_tenant, serving
 from twostroke.router.request import (

@@ -11,15 +11,16 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest
+from twostroke.router.ask import Ask, Chat
+from twostroke.router.content import read_chat_options, read_stop
+from twostroke.router.formats import read_output_config
 from twostroke.router.gateway.anthropic_errors import THREAD
 from twostroke.router.gateway.anthropic_turns import TEXT_SCHEMA, TURNS_SCHEMA, read_system, read_turns
-from twostroke.router.gateway.content import read_stop
 from twostroke.router.gateway.foreign_tools import MESSAGES_CHOICE, MESSAGES_NAMES, MESSAGES_TOOLS, from_messages
-from twostroke.router.gateway.formats import read_output_config
-from twostroke.router.gateway.renaming import renamed, rewritten
-from twostroke.router.gateway.schema import Ask, Chat, read_chat_options, validate
-from twostroke.router.gateway.tools import read_tools
+from twostroke.router.gateway.schema import validate
 from twostroke.router.prepare import GenerateParams, check_params
+from twostroke.router.renaming import renamed, rewritten
+from twostroke.router.tools import read_tools
 
 IGNORED: Mapping[str, type] = {"cache_control": dict, "diagnostics": dict, "inference_geo": str, "metadata": dict}
 IGNORED_IN_COUNTS: Mapping[str, type] = {**IGNORED, "output_config": dict}

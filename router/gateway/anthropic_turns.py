@@ -13,8 +13,8 @@ import orjson
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.router.chat_template import Message
-from twostroke.router.gateway.content import read_messages
-from twostroke.router.gateway.renaming import rewritten
+from twostroke.router.content import read_messages
+from twostroke.router.renaming import rewritten
 
 ROLES = ("user", "assistant")
 _FIELDS = {

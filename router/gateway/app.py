@@ -31,31 +31,33 @@ from twostroke.cluster.core.errors import BodyTooLarge, InvalidRequest, Twostrok
 from twostroke.cluster.core.ids import RequestId
 from twostroke.cluster.telemetry.logs import log_request
 from twostroke.cluster.telemetry.metrics import RouterMetrics
+from twostroke.router.apart import call_id
+from twostroke.router.ask import Ask, Chat
+from twostroke.router.calling import constrain, is_continuable, message_parser, taken_apart
 from twostroke.router.continuation import ContinuationTokens
+from twostroke.router.encode import Encoder, Inputs
 from twostroke.router.gateway.answer import Answer
 from twostroke.router.gateway.anthropic import MessagesTelling
 from twostroke.router.gateway.anthropic_schema import parse_count, parse_messages
 from twostroke.router.gateway.body import drain, read_object
-from twostroke.router.gateway.calling import constrain, message_parser, parsed_form
 from twostroke.router.gateway.edge import Edge
-from twostroke.router.gateway.encode import Encoder, Inputs
 from twostroke.router.gateway.errors import HTTP_CODES, json_response, refusal
 from twostroke.router.gateway.fingerprint import system_fingerprint
 from twostroke.router.gateway.forms import ChatForm, CompletionForm, Envelope, Form
 from twostroke.router.gateway.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsForm, Scores
 from twostroke.router.gateway.openapi import Description
-from twostroke.router.gateway.parsed_form import call_id
+from twostroke.router.gateway.parsed_form import ParsedChatForm
 from twostroke.router.gateway.queries import Queries
-from twostroke.router.gateway.reduced import BestOf, PromptAlone
-from twostroke.router.gateway.renaming import rewritten
 from twostroke.router.gateway.responses import ResponsesTelling
 from twostroke.router.gateway.responses_schema import parse_input_tokens, parse_responses
-from twostroke.router.gateway.schema import Ask, Chat, Parser, parse_chat, parse_completion
+from twostroke.router.gateway.schema import Parser, parse_chat, parse_completion
 from twostroke.router.gateway.tokens import Tokens
 from twostroke.router.gateway.typed_answer import Telling, TypedAnswer
 from twostroke.router.grammar_gate import GrammarGate
 from twostroke.router.prepare import GenerateParams, prepare, read_tenant, serving
-from twostroke.router.request import Continuation, GenerateRequest, Generator, RequestStream, ServedModel
+from twostroke.router.reduced import reduction
+from twostroke.router.renaming import rewritten
+from twostroke.router.request import Continuation, GenerateRequest, Generator, ServedModel
 from twostroke.router.tokenizer import Tokenizer
 
 log = structlog.get_logger(__name__)
@@ -233,12 +235,10 @@ class _Generating:
     async def _answer(self, request: Request, parse: Parser, form: Form) -> Response:
         read = await self._read(request, parse)
         ask = read.ask
-        parsed = parsed_form(ask, read.inputs, str(request.state.request_id))
-        # A call or reasoning that is cut is not read on, and which choices are best is not known once they are apart.
-        continuable = parsed is None and ask.num_shown == ask.params.n
-        requests = self._prepare(request, read, continuable=continuable)
+        apart = taken_apart(ask, read.inputs, str(request.state.request_id))
+        requests = self._prepare(request, read, continuable=is_continuable(ask, apart))
         envelope = Envelope(
-            form=parsed or form,
+            form=form if apart is None else ParsedChatForm(apart),
             request_id=_told_id(request),
             model=read.model.name,
             created=int(self._unix_time()),
@@ -257,7 +257,7 @@ class _Generating:
             endpoint=str(request.scope["route"].path),
             seal=self._continuations.seal,
             scores=self._scores(ask, requests),
-            reduce=_reduction(ask),
+            reduce=reduction(ask),
         )
 
     def _scores(self, ask: Ask, requests: Sequence[GenerateRequest]) -> Scores | None:
@@ -322,12 +322,6 @@ def _told_id(request: Request) -> str:
 
 def _wants_report(request: Request) -> bool:
     return request.headers.get(REPORT_HEADER) == "1"
-
-
-def _reduction(ask: Ask) -> Callable[[RequestStream], RequestStream] | None:
-    if ask.prompt_alone:
-        return PromptAlone
-    return partial(BestOf, num_shown=ask.num_shown) if ask.num_shown < ask.params.n else None
 
 
 async def _refuse(request: Request, error: Exception, metrics: RouterMetrics) -> Response:

@@ -30,7 +30,7 @@ def submit(
     reduce: Callable[[RequestStream], RequestStream] | None = None,
 ) -> RequestStream:
     """The stream of one request, or of several as one, with `num_shown` choices a request: fewer than it asks for when
-    `reduce` (`gateway.reduced`) leaves some out. Raises what `generator.submit` raises.
+    `reduce` (`router.reduced`) leaves some out. Raises what `generator.submit` raises.
     """
     streams = _submit_all(generator, requests)
     if reduce is not None:

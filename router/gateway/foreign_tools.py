@@ -1,4 +1,4 @@
-"""Tools as `/v1/responses` and `/v1/messages` write them, turned into those of chats, which `gateway.tools` reads.
+"""Tools as `/v1/responses` and `/v1/messages` write them, turned into those of chats, which `router.tools` reads.
 
 What that finds wrong is said of the client's own fields: see `RESPONSES_NAMES` and `MESSAGES_NAMES`, for `rewritten`.
 """

@@ -13,13 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.cluster.core.logprobs import MAX_TOP
+from twostroke.router.ask import Ask, Chat
+from twostroke.router.content import read_chat_options
+from twostroke.router.formats import Placed, read_text_format
 from twostroke.router.gateway.foreign_tools import RESPONSES_CHOICE, RESPONSES_NAMES, RESPONSES_TOOLS, from_responses
-from twostroke.router.gateway.formats import Placed, read_text_format
-from twostroke.router.gateway.renaming import renamed, rewritten
 from twostroke.router.gateway.responses_items import INPUT_SCHEMA, read_items
-from twostroke.router.gateway.schema import Ask, Chat, StreamOptions, read_chat_options, validate
-from twostroke.router.gateway.tools import read_tools
+from twostroke.router.gateway.schema import StreamOptions, validate
 from twostroke.router.prepare import GenerateParams, check_params
+from twostroke.router.renaming import renamed, rewritten
+from twostroke.router.tools import read_tools
 
 IGNORED: Mapping[str, type] = {
     "prompt_cache_key": str,

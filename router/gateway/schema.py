@@ -14,29 +14,29 @@ are called as vLLM calls them; `timeout` is in seconds, `continuation` is `route
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Annotated, Any, TypedDict, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest
-from twostroke.cluster.core.grammar import Grammar, GrammarKind
+from twostroke.cluster.core.grammar import Grammar
 from twostroke.cluster.core.logprobs import MAX_TOP
-from twostroke.router.chat_template import ChatOptions, Message
-from twostroke.router.gateway.content import (
+from twostroke.router.ask import Ask, Chat, Prompts
+from twostroke.router.content import (
     MESSAGE_SCHEMA,
-    Prompt,
+    read_chat_options,
     read_messages,
     read_prompts,
     read_stop,
     read_stop_token_ids,
-    read_variables,
 )
-from twostroke.router.gateway.formats import FORMAT_SCHEMA, OUTPUTS_SCHEMA, read_form
+from twostroke.router.formats import FORMAT_SCHEMA, OUTPUTS_SCHEMA, read_form
 from twostroke.router.gateway.logprobs import LOGIT_BIAS_SCHEMA, read_logit_bias
-from twostroke.router.gateway.tools import TOOL_CHOICE_SCHEMA, TOOLS_SCHEMA, ToolAsk, read_tools
 from twostroke.router.prepare import MAX_PRIORITY, GenerateParams, check_params, check_range
+from twostroke.router.reduced import with_best_of
+from twostroke.router.tools import TOOL_CHOICE_SCHEMA, TOOLS_SCHEMA, read_tools
 
 IGNORED: Mapping[str, type] = {
     "metadata": dict,
@@ -150,52 +150,6 @@ class ChatBody(_Body):
     parallel_tool_calls: Annotated[object, WithJsonSchema({"type": "boolean"})] = None
 
 
-@dataclass(frozen=True, slots=True)
-class Chat:
-    messages: list[Message]
-    options: ChatOptions
-    """With the tools that are shown."""
-    tools: ToolAsk = field(default_factory=ToolAsk)
-
-
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """Of `/v1/completions`: each is answered `n` times, and choice `i` answers prompt `i // n`."""
-
-    prompts: list[tuple[str, Prompt]]
-    """With the field of the body that each stands in."""
-    echo: bool
-    """Answers begin with their prompt's text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A body understood, before anything is known of the model."""
-
-    model: str
-    prompt: Prompts | Chat
-    params: GenerateParams
-    streamed: bool
-    include_usage: bool
-    salt: str
-    top: int | None = None
-    """Alternatives to show for each output token; None: no log-probabilities. `params` may ask for more."""
-    num_shown: int = 1
-    """Choices of each prompt that the client sees: fewer than `params.n` with `best_of`."""
-    max_tokens_field: str = "max_tokens"
-    """What the client calls it."""
-    prompt_field: str = "messages"
-    """Where a chat stands in the body."""
-    field_names: tuple[tuple[str, str], ...] = ()
-    """For `renaming.rewritten`: what the client calls the fields of its tools."""
-    prompt_alone: bool = False
-    """No output is wanted; `params` asks for a token (`gateway.reduced`)."""
-    prompt_top: int | None = None
-    """`prompt_logprobs` as asked for; an echo with log-probabilities raises that of `params`."""
-    continuation: str | None = None
-    """Of the choice to go on with, as an earlier answer to this request gave it."""
-
-
 def parse_completion(body: dict[str, object], limits: LimitsSection) -> Ask:
     """Raises InvalidRequest naming the field."""
     if body.get("logprobs") is False:
@@ -206,36 +160,18 @@ def parse_completion(body: dict[str, object], limits: LimitsSection) -> Ask:
     if alone and parsed.min_tokens:
         raise InvalidRequest(f"min_tokens {parsed.min_tokens} is over max_tokens 0", "min_tokens")
     ask = _ask(parsed, prompts, limits, 1 if alone else parsed.max_tokens, "max_tokens", parsed.logprobs)
-    num_made = _num_made(parsed, len(prompts.prompts), limits)
-    params = replace(ask.params, n=parsed.n if alone else num_made)
-    if num_made > parsed.n and params.logprobs is None:
-        params = replace(params, logprobs=0)
+    num_prompts, continued = len(prompts.prompts), parsed.continuation is not None
+    if parsed.stream and parsed.best_of is not None and parsed.best_of > parsed.n:
+        raise InvalidRequest("which choices are best is known at the end: best_of over n is no stream", "best_of")
+    if continued and num_prompts > 1:
+        raise InvalidRequest("with a continuation, send only the prompt that its choice answers", "prompt")
+    params = with_best_of(ask.params, parsed.best_of, limits, num_prompts=num_prompts, continued=continued)
+    if alone:
+        params = replace(params, n=parsed.n)
     if parsed.echo:
         prompt_tops = [top for top in (parsed.logprobs, parsed.prompt_logprobs) if top is not None]
         params = replace(params, prompt_logprobs=max(prompt_tops, default=None))
     return replace(ask, params=params, prompt_alone=alone)
-
-
-def _num_made(body: CompletionBody, num_prompts: int, limits: LimitsSection) -> int:
-    """Choices to generate for each prompt. Raises InvalidRequest."""
-    num_made, field = body.n, "n"
-    if body.best_of is not None:
-        num_made, field = body.best_of, "best_of"
-        if num_made < body.n:
-            raise InvalidRequest(f"best_of must be at least n, {body.n}", "best_of")
-        if num_made > body.n and body.stream:
-            raise InvalidRequest("which choices are best is known at the end: best_of over n is no stream", "best_of")
-    if body.continuation is not None and num_prompts > 1:
-        raise InvalidRequest("with a continuation, send only the prompt that its choice answers", "prompt")
-    if body.continuation is not None and num_made > body.n:
-        raise InvalidRequest("one choice is continued: best_of over n has none to choose from", "best_of")
-    num_choices = num_prompts * num_made
-    if num_choices > limits.max_choices:
-        raise InvalidRequest(
-            f"{num_prompts} prompts with {field} {num_made} are {num_choices} choices; at most {limits.max_choices}",
-            "prompt" if num_prompts > 1 else field,
-        )
-    return num_made
 
 
 def parse_chat(body: dict[str, object], limits: LimitsSection) -> Ask:
@@ -255,24 +191,7 @@ def parse_chat(body: dict[str, object], limits: LimitsSection) -> Ask:
         parsed.add_generation_prompt, parsed.continue_final_message, parsed.chat_template_kwargs, tools
     )
     chat = Chat(read_messages(parsed.messages, limits.max_messages, with_tools=True), options, tools)
-    ask = _ask(parsed, chat, limits, max_tokens, max_tokens_field, logprobs)
-    form = ask.params.grammar
-    if tools.allowed and form is not None and form.kind is not GrammarKind.JSON_SCHEMA:
-        raise InvalidRequest("with tools, the answer's form can only be a JSON schema", ask.params.grammar_field)
-    return ask
-
-
-def read_chat_options(
-    add_generation_prompt: bool | None, continue_final_message: bool, variables: object, tools: ToolAsk | None = None
-) -> ChatOptions:
-    """`add_generation_prompt` not sent: unless the final message is continued. Raises InvalidRequest."""
-    if continue_final_message and add_generation_prompt:
-        raise InvalidRequest("continue_final_message excludes add_generation_prompt", "continue_final_message")
-    generation = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-    given = read_variables(variables)
-    if tools is not None and tools.tools:
-        given["tools"] = [tool.shown for tool in tools.tools]
-    return ChatOptions(generation, continue_final_message, given)
+    return _ask(parsed, chat, limits, max_tokens, max_tokens_field, logprobs)
 
 
 def _ask(

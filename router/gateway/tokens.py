@@ -9,15 +9,16 @@ from starlette.responses import Response
 
 from twostroke.cluster.config import RouterSection
 from twostroke.cluster.core.errors import InvalidRequest
+from twostroke.router.ask import Chat
+from twostroke.router.content import read_chat_options, read_ids, read_messages
+from twostroke.router.encode import Encoder
 from twostroke.router.gateway.body import read_object
-from twostroke.router.gateway.content import read_ids, read_messages
-from twostroke.router.gateway.encode import Encoder
 from twostroke.router.gateway.errors import json_response
-from twostroke.router.gateway.schema import IDS, Chat, Messages, Tools, Variables, read_chat_options, validate
-from twostroke.router.gateway.tools import read_tools
+from twostroke.router.gateway.schema import IDS, Messages, Tools, Variables, validate
 from twostroke.router.prepare import check_length, serving
 from twostroke.router.request import Generator, ServedModel
 from twostroke.router.tokenizer import Tokenizer
+from twostroke.router.tools import read_tools
 
 
 class _TokenBody(BaseModel):

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Mapping
 
 from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.sampling import FinishReason
-from twostroke.router.gateway.reduced import BestOf
+from twostroke.router.reduced import BestOf
 from twostroke.router.request import ChoiceEnd, Delta, PromptScores, RequestReport, StreamItem
 
 SCORES = PromptScores(0, (TokenLogprob(-1.0, 1),))

@@ -12,8 +12,8 @@ from twostroke.cluster.core.grammar import ANY_OBJECT, Grammar, GrammarKind
 from twostroke.engine.grammar import GrammarCompiler
 from twostroke.engine.vocabulary import byte_vocabulary
 from twostroke.router.answer_parts import Parsed, gather
-from twostroke.router.gateway.tools import ToolAsk, read_tools
 from twostroke.router.tool_calls import ChatStyle, ToolFormat, make_parser
+from twostroke.router.tools import ToolAsk, read_tools
 
 WEATHER: dict[str, Any] = {
     "type": "object",

@@ -5,13 +5,45 @@ PromptAlone   `max_tokens: 0` with `echo`: the prompt and its log-probabilities.
               request without output has no place in a scheduler, and not shown
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+from twostroke.cluster.config import LimitsSection
+from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.sampling import FinishReason
+from twostroke.router.ask import Ask
+from twostroke.router.prepare import GenerateParams
 from twostroke.router.request import ChoiceEnd, Delta, PromptScores, RequestReport, RequestStream, StreamItem
+
+
+def with_best_of(
+    params: GenerateParams, best_of: int | None, limits: LimitsSection, *, num_prompts: int = 1, continued: bool
+) -> GenerateParams:
+    """What is to be generated so that `params.n` choices of each prompt can be shown. Raises InvalidRequest."""
+    num_made, field = (params.n, "n") if best_of is None else (best_of, "best_of")
+    if num_made < params.n:
+        raise InvalidRequest(f"best_of must be at least n, {params.n}", "best_of")
+    if continued and num_made > params.n:
+        raise InvalidRequest("one choice is continued: best_of over n has none to choose from", "best_of")
+    num_choices = num_prompts * num_made
+    if num_choices > limits.max_choices:
+        raise InvalidRequest(
+            f"{num_prompts} prompts with {field} {num_made} are {num_choices} choices; at most {limits.max_choices}",
+            "prompt" if num_prompts > 1 else field,
+        )
+    if num_made == params.n:
+        return params
+    return replace(params, n=num_made, logprobs=params.logprobs or 0)
+
+
+def reduction(ask: Ask) -> Callable[[RequestStream], RequestStream] | None:
+    """What makes of a stream the one that its client sees; None: nothing, it sees all."""
+    if ask.prompt_alone:
+        return PromptAlone
+    return partial(BestOf, num_shown=ask.num_shown) if ask.num_shown < ask.params.n else None
 
 
 @dataclass(slots=True)

@@ -1,18 +1,20 @@
-"""What a chat's tools do to its grammar and to the form of its answer."""
+"""What a chat's tools do to its grammar and how its answer is taken apart."""
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest, Overloaded
+from twostroke.cluster.core.grammar import GrammarKind
 from twostroke.router.answer_parts import MessageParser
-from twostroke.router.gateway.encode import Inputs
-from twostroke.router.gateway.parsed_form import ParsedChatForm
-from twostroke.router.gateway.schema import Ask, Chat
-from twostroke.router.gateway.tools import ToolAsk
+from twostroke.router.apart import Apart
+from twostroke.router.ask import Ask, Chat
+from twostroke.router.encode import Inputs
 from twostroke.router.grammar_gate import GrammarGate, check_grammar
 from twostroke.router.prepare import GenerateParams, check_params
 from twostroke.router.tool_calls import ChatStyle, make_parser
+from twostroke.router.tools import ToolAsk
 
 CHECK_S = 5.0
 """For all schemas of a request. Verdicts are kept, so that a client that comes again gets further."""
@@ -23,15 +25,17 @@ async def constrain(ask: Ask, style: ChatStyle, gate: GrammarGate | None, limits
 
     Raises InvalidRequest naming the field, or Overloaded.
     """
+    tools, form = _tools(ask), ask.params.grammar
+    if tools.allowed and form is not None and form.kind is not GrammarKind.JSON_SCHEMA:
+        raise InvalidRequest("with tools, the answer's form can only be a JSON schema", ask.params.grammar_field)
     await check_grammar(ask.params, gate)
-    tools = _tools(ask)
     if not tools.allowed:
         return ask.params
     if not style.shows_tools and not tools.forced:
         raise InvalidRequest(
             "the chat template tells the model of no tools, so it can only be made to call one", "tools"
         )
-    grammar = tools.grammar(style.tool_format, ask.params.grammar)
+    grammar = tools.grammar(style.tool_format, form)
     if grammar is None:
         return ask.params
     params = replace(ask.params, grammar=grammar, grammar_field="tools")
@@ -47,20 +51,18 @@ async def constrain(ask: Ask, style: ChatStyle, gate: GrammarGate | None, limits
     return params
 
 
-def parsed_form(ask: Ask, inputs: Inputs, request_id: str) -> ParsedChatForm | None:
-    """The form of a chat's answer that is to be taken apart; None when there is nothing to find in it."""
-    tools, reasoning = _tools(ask), _finds_reasoning(ask, inputs)
-    if not reasoning and not tools.allowed:
+def taken_apart(ask: Ask, inputs: Inputs, request_id: str) -> Apart | None:
+    """None when there is nothing to find in the answer."""
+    tools = _tools(ask)
+    if not tools.allowed and not _finds_reasoning(ask, inputs):
         return None
-    return ParsedChatForm(
-        request_id,
-        inputs.style,
-        tools.names,
-        max_calls=tools.max_calls,
-        reasoning=reasoning,
-        opened=inputs.opens_reasoning,
-        named=tools.named,
-    )
+    make_parser = partial(message_parser, ask, inputs)
+    return Apart(request_id, inputs.style.tool_format, make_parser, named=tools.named)
+
+
+def is_continuable(ask: Ask, apart: Apart | None) -> bool:
+    """A call or reasoning that is cut is not read on, and which choices are best is not known once they are apart."""
+    return apart is None and ask.num_shown == ask.params.n
 
 
 def message_parser(ask: Ask, inputs: Inputs) -> MessageParser:

@@ -18,7 +18,7 @@ import orjson
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.cluster.core.grammar import Grammar, GrammarKind
-from twostroke.router.gateway.formats import Placed, schema_grammar
+from twostroke.router.formats import Placed, schema_grammar
 from twostroke.router.tool_calls import ToolFormat
 from twostroke.router.tool_grammar import Callee, forced_grammar, free_grammar, json_or_calls_grammar
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 import orjson
 
 from twostroke.cluster.core.errors import InvalidRequest
-from twostroke.router.gateway.content import Prompt
-from twostroke.router.gateway.renaming import renamed
-from twostroke.router.gateway.schema import Chat, Prompts
+from twostroke.router.ask import Chat, Prompt, Prompts
 from twostroke.router.prepare import check_ids, check_length
+from twostroke.router.renaming import renamed
 from twostroke.router.request import ServedModel
 from twostroke.router.tokenizer import ChatPrompt, Tokenizer
 from twostroke.router.tool_calls import ChatStyle

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from twostroke.cluster.core.errors import InvalidRequest
-from twostroke.router.chat_template import RESERVED, Message
-from twostroke.router.gateway.tools import CALLS_SCHEMA, read_tool_calls
+from twostroke.router.ask import Prompt
+from twostroke.router.chat_template import RESERVED, ChatOptions, Message
+from twostroke.router.tools import CALLS_SCHEMA, ToolAsk, read_tool_calls
 
 ROLES = ("system", "developer", "user", "assistant")
 """`developer` is what newer clients call `system`; templates know only the older word."""
@@ -40,9 +41,6 @@ MESSAGE_SCHEMA = {
     # Only calls need no text.
     "anyOf": [{"required": ["content"], "properties": {"content": {"anyOf": _KINDS}}}, {"required": ["tool_calls"]}],
 }
-
-
-Prompt = str | list[int]
 
 
 def read_prompts(value: object, max_prompts: int) -> list[tuple[str, Prompt]]:
@@ -79,6 +77,19 @@ def read_variables(value: object) -> dict[str, object]:
         if name in RESERVED or not _VARIABLE.match(name):
             raise InvalidRequest("a template cannot be given a variable of this name", f"{field}.{name[:128]}")
     return dict(value)
+
+
+def read_chat_options(
+    add_generation_prompt: bool | None, continue_final_message: bool, variables: object, tools: ToolAsk | None = None
+) -> ChatOptions:
+    """`add_generation_prompt` not sent: unless the final message is continued. Raises InvalidRequest."""
+    if continue_final_message and add_generation_prompt:
+        raise InvalidRequest("continue_final_message excludes add_generation_prompt", "continue_final_message")
+    generation = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+    given = read_variables(variables)
+    if tools is not None and tools.tools:
+        given["tools"] = [tool.shown for tool in tools.tools]
+    return ChatOptions(generation, continue_final_message, given)
 
 
 def read_stop(value: object) -> tuple[str, ...]:
