@@ -31,10 +31,10 @@ class Prompts:
 class Ask:
     model: str
     prompt: Prompts | Chat
-    params: GenerateParams
-    streamed: bool
-    include_usage: bool
-    salt: str
+    params: GenerateParams = GenerateParams()
+    streamed: bool = False
+    include_usage: bool = False
+    salt: str = ""
     top: int | None = None
     """Alternatives to show for each output token; None: no log-probabilities. `params` may ask for more."""
     num_shown: int = 1

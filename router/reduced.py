@@ -39,6 +39,12 @@ def with_best_of(
     return replace(params, n=num_made, logprobs=params.logprobs or 0)
 
 
+def check_prompt_alone(min_tokens: int) -> None:
+    """Raises InvalidRequest when output is wanted after all."""
+    if min_tokens:
+        raise InvalidRequest(f"min_tokens {min_tokens} is over max_tokens 0", "min_tokens")
+
+
 def reduction(ask: Ask) -> Callable[[RequestStream], RequestStream] | None:
     """What makes of a stream the one that its client sees; None: nothing, it sees all."""
     if ask.prompt_alone:

@@ -295,12 +295,18 @@ def _read_arguments(value: object, field: str) -> Json | str:
         return value
     if not isinstance(arguments, dict):
         return value
-    level: list[object] = [arguments]
-    for _ in range(MAX_ARGUMENT_DEPTH):
+    check_depth(arguments, MAX_ARGUMENT_DEPTH, "arguments", field)
+    return arguments
+
+
+def check_depth(value: object, most: int, name: str, field: str) -> None:
+    """Level by level. Raises InvalidRequest naming `field` when JSON is nested over `most` levels deep."""
+    level = [value]
+    for _ in range(most):
         level = [part for item in level for part in _parts(item)]
         if not level:
-            return arguments
-    raise InvalidRequest(f"arguments are nested over {MAX_ARGUMENT_DEPTH} levels deep", field)
+            return
+    raise InvalidRequest(f"{name} are nested over {most} levels deep", field)
 
 
 def _parts(value: object) -> list[object]:

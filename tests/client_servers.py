@@ -17,6 +17,7 @@ from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.cluster.wire.channel import bind, new_server
 from twostroke.proto.v1.inference_pb2_grpc import add_InferenceServicer_to_server
 from twostroke.router.fake_generator import FakeGenerator
+from twostroke.router.grammar_gate import GrammarGate
 from twostroke.router.grpc_api import InferenceServicer
 from twostroke.router.request import Generator
 from twostroke.router.tokenizer import ByteTokenizer, Tokenizer
@@ -48,8 +49,8 @@ async def grpc_serving(
 ) -> AsyncIterator[str]:
     """The address of the gRPC API."""
     metrics = RouterMetrics(CollectorRegistry(), "fake")
-    server = new_server()
-    servicer = InferenceServicer(generator, tokenizer, config or RouterSection(), metrics)
+    server, gate = new_server(), GrammarGate()
+    servicer = InferenceServicer(generator, tokenizer, config or RouterSection(), metrics, gate)
     add_InferenceServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     port = bind(server, "127.0.0.1", 0)
     await server.start()
@@ -57,12 +58,15 @@ async def grpc_serving(
         yield f"127.0.0.1:{port}"
     finally:
         await server.stop(1.0)
+        await gate.close()
 
 
 @asynccontextmanager
-async def grpc_api(config: RouterSection | None = None, **fields: Any) -> AsyncIterator[tuple[FakeGenerator, str]]:
-    """The generator and the address. Leaving the context checks that no request is live."""
-    tokenizer = ByteTokenizer()
+async def grpc_api(
+    config: RouterSection | None = None, tokenizer: Tokenizer | None = None, **fields: Any
+) -> AsyncIterator[tuple[FakeGenerator, str]]:
+    """The generator, which gets `fields`, and the address. Leaving the context checks that no request is live."""
+    tokenizer = tokenizer or ByteTokenizer()
     generator = FakeGenerator(tokenizer, **fields)
     async with grpc_serving(generator, tokenizer, config) as address:
         yield generator, address

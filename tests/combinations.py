@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from tests.gateway_server import CHAT
+from tests.grpc_chats import grpc_chat
 from tests.tiny_models import END_TOKEN, SPECIALS
 from twostroke.proto.v1 import common_pb2
 from twostroke.proto.v1 import inference_pb2 as pb
@@ -79,7 +80,7 @@ TOOLS: Mapping[str, Json] = {
     "named": {"tools": OFFERED, "tool_choice": NAMED},
     "strict": {"tools": STRICT},
 }
-"""Of chats over HTTP alone."""
+"""Of chats, as HTTP has them."""
 
 VALUES: Mapping[str, Sequence[Any]] = {
     "prompt": ("one", "sentence", "page", "unicode", "long", "two", "ids"),
@@ -152,7 +153,8 @@ EDGES: Mapping[str, Json] = {
     "bias on all": {**GREEDY, "logit_bias": {str(token): -100 for token in range(4, 200)}, "logprobs": 1},
     "best of n": {"seed": 8, "best_of": 2, "n": 2},
     "best of more": {"seed": 8, "best_of": 5, "n": 2, "logprobs": 1},
-    "prompt alone": {**GREEDY, "prompt": "two", "max_tokens": 0, "echo": True, "logprobs": 2},
+    "prompts alone": {**GREEDY, "prompt": "two", "max_tokens": 0, "echo": True, "logprobs": 2},
+    "prompt alone": {**GREEDY, "prompt": "unicode", "max_tokens": 0, "echo": True, "logprobs": 2},
     "whole context": {**GREEDY, "prompt": "context", "max_tokens": CONTEXT - 480, "ignore_eos": True},
     "rest of the context": {**GREEDY, "prompt": "context", "ignore_eos": True},
     "over the context": {**GREEDY, "max_tokens": CONTEXT},
@@ -203,11 +205,18 @@ EDGES: Mapping[str, Json] = {
     "refused: long salt": {"salt": "x" * 257},
     "refused: model": {"model": "another"},
 }
-BY_FACE = {"echo": "completions", "best_of": "completions", "chat": "chat", "tools": "chat"}
-"""Parameters that not every face has; the others leave them out. gRPC has `chat` for its chats."""
-FACES_DIFFER = frozenset({"whole context", "best of more", "prompt alone"})
-"""Edges that not every face takes: a chat template adds to the context, gRPC and streams do not choose the best, only
-completions score a prompt alone.
+FACES_OF: Mapping[str, Sequence[str]] = {
+    "echo": ("completions", "grpc"),
+    "best_of": ("completions", "grpc"),
+    "chat": ("chat",),
+    "tools": ("chat",),
+}
+"""Parameters that not every face has; the others leave them out. gRPC has `chat` and `tools` for its chats, and for
+`echo` what it scores.
+"""
+FACES_DIFFER = frozenset({"whole context", "best of more", "prompt alone", "prompts alone"})
+"""Edges that not every face takes: a chat template adds to the context, HTTP's streams do not choose the best, its
+chats do not score a prompt alone.
 """
 
 
@@ -267,7 +276,7 @@ def all_combinations() -> list[Combination]:
 
 def _shared(combination: Combination, face: str) -> Json:
     """The parameters that the face has, with defaults for a short answer."""
-    params = {name: value for name, value in combination.params.items() if BY_FACE.get(name, face) == face}
+    params = {name: value for name, value in combination.params.items() if face in FACES_OF.get(name, (face,))}
     params.pop("cache", None)
     return params
 
@@ -325,6 +334,8 @@ def grpc_request(combination: Combination, as_chat: bool) -> pb.GenerateRequest:
     prompt = params.pop("prompt", "sentence")
     params.pop("usage", None)
     params.pop("salt", None)
+    if params.pop("echo", False) and "logprobs" in params:
+        params["prompt_logprobs"] = max(params["logprobs"], params.get("prompt_logprobs", 0))
     if "seed" in params:
         params["seed"] &= (1 << 64) - 1
     if isinstance(params.get("stop"), str):
@@ -338,15 +349,8 @@ def grpc_request(combination: Combination, as_chat: bool) -> pb.GenerateRequest:
         params["grammar"] = _grammar({"json": asked.get("json_schema", {}).get("schema", {"type": "object"})})
     request = {"model": "fake", "cache_salt": _salt(combination, f"grpc {as_chat}"), **params}
     if as_chat:
-        plain = [(turn["role"], turn["content"]) for turn in messages(prompt)]
-        turns = [
-            pb.ChatMessage(
-                role=role, content=text if isinstance(text, str) else "\n".join(part["text"] for part in text)
-            )
-            for role, text in plain
-        ]
-        options = combination.params.get("chat", {})
-        return pb.GenerateRequest(chat=pb.ChatMessages(messages=turns, **options), **request)
+        chat = combination.params.get("chat", {}) | TOOLS.get(combination.params.get("tools", ""), {})
+        return pb.GenerateRequest(chat=grpc_chat({"messages": messages(prompt), **chat}), **request)
     if prompt == "ids":
         return pb.GenerateRequest(token_ids=pb.TokenIds(ids=IDS), **request)
     return pb.GenerateRequest(text=TEXTS[prompt][0], **request)

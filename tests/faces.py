@@ -19,12 +19,12 @@ import orjson
 from prometheus_client import CollectorRegistry
 
 from tests.gateway_server import CHAT, events, serving
+from tests.grpc_chats import GrpcChoice
 from tests.routed_cluster import RoutedCluster
 from twostroke.cluster.config import RouterSection
 from twostroke.cluster.core.ids import RequestId
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.cluster.wire.channel import bind, new_server, open_channel
-from twostroke.proto.v1 import common_pb2
 from twostroke.proto.v1 import inference_pb2 as pb
 from twostroke.proto.v1.inference_pb2_grpc import InferenceStub, add_InferenceServicer_to_server
 from twostroke.router.gateway.app import create_app
@@ -137,7 +137,7 @@ class Faces:
         return Answer(response.status, {name: whole[name] for name in whole if name not in ("id", "created")}, items)
 
     async def grpc(self, request: pb.GenerateRequest) -> Answer:
-        read = _GrpcAnswer()
+        read = GrpcAnswer()
         try:
             async for message in self.stub.Generate(request, timeout=TIMEOUT_S):
                 read.take(message)
@@ -256,12 +256,12 @@ def join_events(chunks: Sequence[Any], is_chat: bool) -> Json:
     return answer
 
 
-class _GrpcAnswer:
+class GrpcAnswer:
     """The messages of one call as one object; checks their order."""
 
     def __init__(self) -> None:
         self.request_id = ""
-        self._choices: dict[int, Json] = {}
+        self.choices: dict[int, GrpcChoice] = {}
         self._prompt: list[Json] | None = None
         self._usage: Json | None = None
 
@@ -272,19 +272,12 @@ class _GrpcAnswer:
         if kind == "accepted":
             self.request_id = message.accepted.request_id
         elif kind == "prompt_logprobs":
-            assert not self._choices, "the prompt's log-probabilities come first"
+            assert not self.choices, "the prompt's log-probabilities come first"
             self._prompt = [_told(value) for value in message.prompt_logprobs.logprobs]
         elif kind == "delta":
-            choice = self._choice(message.delta.choice)
-            choice["text"] += message.delta.text
-            choice["token_ids"] += message.delta.token_ids
-            choice["logprobs"] += [_told(value) for value in message.delta.logprobs]
+            self.choices.setdefault(message.delta.choice, GrpcChoice()).take(message.delta)
         elif kind == "choice_end":
-            choice = self._choice(message.choice_end.choice)
-            choice["finish_reason"] = common_pb2.FinishReason.Name(message.choice_end.finish_reason)
-            choice["completion_tokens"] = message.choice_end.completion_tokens
-            if message.choice_end.continuation:
-                choice["continuation"] = message.choice_end.continuation
+            self.choices.setdefault(message.choice_end.choice, GrpcChoice()).end(message.choice_end)
         else:
             end = message.finished
             self._usage = {
@@ -293,14 +286,15 @@ class _GrpcAnswer:
                 "cached_tokens": end.cached_tokens,
             }
 
-    def _choice(self, number: int) -> Json:
-        choice = self._choices.setdefault(number, {"text": "", "token_ids": [], "logprobs": []})
-        assert "finish_reason" not in choice, "a message after the choice's end"
-        return choice
-
     def body(self) -> Json:
         assert self._usage is not None, "no Finished"
-        choices = [self._choices[number] for number in sorted(self._choices)]
+        choices = []
+        for _, choice in sorted(self.choices.items()):
+            # Ids are made of the request's.
+            calls = [{"name": call["name"], "arguments": call["arguments"]} for call in choice.calls]
+            logprobs = [_told(value) for value in choice.logprobs]
+            told = {**vars(choice), "calls": calls, "logprobs": logprobs}
+            choices.append({name: told[name] for name in told if name != "continuation" or told[name]})
         return {"choices": choices, "prompt_logprobs": self._prompt, "usage": self._usage}
 
 

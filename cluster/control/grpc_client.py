@@ -22,7 +22,9 @@ async def stream_chat_grpc(
             model = await stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=READ_TIMEOUT_S)
             request = pb.GenerateRequest(
                 model=model.model,
-                chat=pb.ChatMessages(messages=[pb.ChatMessage(**message) for message in messages]),
+                chat=pb.ChatMessages(
+                    messages=[pb.ChatMessage(role=each["role"], content=each["content"]) for each in messages]
+                ),
                 max_tokens=max_tokens,
                 temperature=temperature,
             )

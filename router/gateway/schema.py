@@ -35,7 +35,7 @@ from twostroke.router.content import (
 from twostroke.router.formats import FORMAT_SCHEMA, OUTPUTS_SCHEMA, read_form
 from twostroke.router.gateway.logprobs import LOGIT_BIAS_SCHEMA, read_logit_bias
 from twostroke.router.prepare import MAX_PRIORITY, GenerateParams, check_params, check_range
-from twostroke.router.reduced import with_best_of
+from twostroke.router.reduced import check_prompt_alone, with_best_of
 from twostroke.router.tools import TOOL_CHOICE_SCHEMA, TOOLS_SCHEMA, read_tools
 
 IGNORED: Mapping[str, type] = {
@@ -157,8 +157,8 @@ def parse_completion(body: dict[str, object], limits: LimitsSection) -> Ask:
     parsed = validate(CompletionBody, body)
     prompts = Prompts(read_prompts(parsed.prompt, limits.max_choices), parsed.echo)
     alone = parsed.echo and parsed.max_tokens == 0
-    if alone and parsed.min_tokens:
-        raise InvalidRequest(f"min_tokens {parsed.min_tokens} is over max_tokens 0", "min_tokens")
+    if alone:
+        check_prompt_alone(parsed.min_tokens)
     ask = _ask(parsed, prompts, limits, 1 if alone else parsed.max_tokens, "max_tokens", parsed.logprobs)
     num_prompts, continued = len(prompts.prompts), parsed.continuation is not None
     if parsed.stream and parsed.best_of is not None and parsed.best_of > parsed.n:

@@ -203,20 +203,26 @@ def unlike_streams(combination: Combination, answers: Answers) -> Iterator[str]:
 
 def unlike_grpc(combination: Combination, answers: Answers) -> Iterator[str]:
     """gRPC says what HTTP says, where both were asked the same."""
-    if combination.name in FACES_DIFFER:
-        return
     for form, face in (("streamed", "chat"), ("whole", "completions")):
         answer, other = answers[combination.name, ("grpc", form), 0], answers[combination.name, (face, "whole"), 0]
-        # gRPC has no tools, and takes one prompt.
-        alike = "tools" not in combination.params if face == "chat" else combination.params.get("prompt") != "two"
+        # gRPC takes one prompt; HTTP's chats have no best_of.
+        alike = "best_of" not in combination.params if face == "chat" else combination.params.get("prompt") != "two"
         if not alike or answer.status != "OK" or other.status != 200:
             continue
-        yield from (f"gRPC and {face}: {line}" for line in differences(answer.tokens, other.tokens))
-        if "echo" not in combination.params:
-            texts = [
-                choice["message"]["content"] if face == "chat" else choice["text"] for choice in other.body["choices"]
-            ]
-            yield from (
-                f"gRPC and {face}: {line}"
-                for line in differences([choice["text"] for choice in answer.body["choices"]], texts)
-            )
+        # An echo is HTTP's alone.
+        told = ("reasoning", "calls", "finish_reason", *(() if "echo" in combination.params else ("text",)))
+        said = [{name: choice[name] for name in told} for choice in answer.body["choices"]]
+        wanted = [{name: http_said(choice)[name] for name in told} for choice in other.body["choices"]]
+        found = [*differences(answer.tokens, other.tokens), *differences(said, wanted)]
+        yield from (f"gRPC and {face}: {line}" for line in found)
+
+
+def http_said(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """As `grpc_chats.GrpcChoice` has it."""
+    message = choice.get("message", {})
+    return {
+        "text": choice["text"] if "text" in choice else message["content"] or "",
+        "reasoning": message.get("reasoning_content", ""),
+        "calls": [call["function"] for call in message.get("tool_calls", ())],
+        "finish_reason": choice["finish_reason"],
+    }

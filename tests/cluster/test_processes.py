@@ -17,6 +17,7 @@ from tests.process_cluster import ProcessCluster, expected, process_cluster, req
 from tests.tiny_models import make_tiny_model
 from tests.waiting import on_this_machine
 from twostroke.proto.v1 import common_pb2
+from twostroke.proto.v1 import inference_pb2 as pb
 
 LONG = [position % 250 for position in range(1500)]
 
@@ -34,6 +35,11 @@ def regex(text: str) -> common_pb2.Grammar:
     return common_pb2.Grammar(kind=common_pb2.GRAMMAR_KIND_REGEX, text=text)
 
 
+def offering(**tool: Any) -> pb.GenerateRequest:
+    chat = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="x")], tools=[pb.Tool(**tool)])
+    return pb.GenerateRequest(model="fake", chat=chat)
+
+
 BAD = [
     ("model", request([1], 4, model="other")),
     ("token_ids", request([], 4)),
@@ -46,6 +52,9 @@ BAD = [
     ("timeout_s", request([1], 4, timeout_s=-1.0)),
     ("grammar", request([1], 4, ignore_eos=False, grammar=regex("(a{1000}){1000}"))),
     ("grammar", request([1], 4, ignore_eos=False, grammar=regex("(" * 60_000))),
+    ("chat.tools[0].parameters", offering(name="f", parameters='{"a":' * 5000)),
+    ("chat.tools[0].parameters", offering(name="f", parameters='{"$ref": "#"}', strict=True)),
+    ("chat.tools[0].name", offering(name="<|end|>")),
 ]
 
 
@@ -98,6 +107,14 @@ async def reflected_client(cluster: ProcessCluster) -> None:
             items = list(call(name, "Generate", stream=True, **asked))
             tokens = [token for item in items for token in item.delta.token_ids]
             assert tokens == expected([1, 2, 3], 5)
+            chat = {
+                "messages": [{"role": "user", "content": "x"}],
+                "tools": [{"name": "now"}],
+                "tool_choice": {"mode": 3},
+            }
+            items_of_call = list(call(name, "Generate", stream=True, model="fake", chat=chat, max_tokens=200))
+            pieces = [piece for item in items_of_call for piece in item.delta.tool_calls]
+            assert {piece.name for piece in pieces if piece.index == 0} == {"now", ""}
             assert call(name, "GetModelInfo").model == "fake"
             assert call("grpc.health.v1.Health", "Check").status == 1
             assert not call(name, "Cancel", request_id=items[0].accepted.request_id).cancelled

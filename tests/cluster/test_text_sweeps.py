@@ -148,7 +148,7 @@ def mistakes(answer: Answer, expected: Expected, case: Case, form: str) -> list[
         return [f"{answer.status} {answer.body}"]
     found = []
     for choice in answer.body["choices"]:
-        finish = choice["finish_reason"].removeprefix("FINISH_REASON_").lower()
+        finish = choice["finish_reason"]
         if (choice["text"], finish) != (expected.text, expected.finish):
             found.append(f"{choice['text']!r} {finish}, not {expected.text!r} {expected.finish}")
         if form != "grpc" and len(choice["logprobs"]["tokens"]) != expected.num_tokens:

@@ -82,7 +82,7 @@ def chat(*roles: str) -> pb.ChatMessages:
     [
         pytest.param(ask(n=0), "n", id="a number out of range"),
         pytest.param(pb.GenerateRequest(model="fake", chat=chat()), "chat.messages", id="no message"),
-        pytest.param(pb.GenerateRequest(model="fake", chat=chat("user", "tool")), "chat.messages[1].role", id="role"),
+        pytest.param(pb.GenerateRequest(model="fake", chat=chat("user", "robot")), "chat.messages[1].role", id="role"),
         pytest.param(pb.GenerateRequest(model="fake"), "input", id="no input"),
         pytest.param(ask(grammar=common_pb2.Grammar(text="a")), "grammar.kind", id="no kind of grammar"),
         pytest.param(ask(grammar=regex("(a")), "grammar", id="no grammar"),
