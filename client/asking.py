@@ -6,7 +6,8 @@ from types import TracebackType
 from typing import Self
 
 from twostroke.client.calls import DEFAULT_TIMEOUT_S, AnswerStream, Caller, Item
-from twostroke.client.types import Answer, Ask, Prompt, Sampling
+from twostroke.client.types import Answer, Ask, Message, Prompt, Sampling, Tools
+from twostroke.cluster.core.errors import InvalidRequest
 
 
 class AskingClient(ABC):
@@ -40,12 +41,15 @@ class AskingClient(ABC):
         model: str = "",
         cache_salt: str = "",
         continuation: str = "",
+        tools: Tools | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> AnswerStream:
         """An answer as it is made; see `AnswerStream`. `model` empty: the one that is served. `continuation`: of an
-        answer to the same request, which goes on.
+        answer to the same request, which goes on. Raises InvalidRequest for `tools` without a conversation.
         """
-        ask = Ask(model, prompt, sampling or Sampling(), cache_salt, continuation)
+        if tools is not None and not (prompt and isinstance(prompt[0], Message)):
+            raise InvalidRequest("tools go with conversations", "tools")
+        ask = Ask(model, prompt, sampling or Sampling(), cache_salt, continuation, tools)
         return AnswerStream(lambda left_s: self._attempt(ask, left_s), self._caller, timeout_s)
 
     async def generate(
@@ -56,11 +60,18 @@ class AskingClient(ABC):
         model: str = "",
         cache_salt: str = "",
         continuation: str = "",
+        tools: Tools | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Answer:
         """The whole answer. Raises TwostrokeError."""
         stream = self.stream(
-            prompt, sampling, model=model, cache_salt=cache_salt, continuation=continuation, timeout_s=timeout_s
+            prompt,
+            sampling,
+            model=model,
+            cache_salt=cache_salt,
+            continuation=continuation,
+            tools=tools,
+            timeout_s=timeout_s,
         )
         async with stream:
             async for _ in stream:

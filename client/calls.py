@@ -10,15 +10,15 @@ request on the server.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from types import TracebackType
 from typing import TypeVar
 
 from twostroke.client.retry import RetryPolicy
-from twostroke.client.types import Answer, Piece, Usage
+from twostroke.client.types import Answer, CallPiece, Piece, ToolCall, Usage
 from twostroke.cluster.core.errors import DeadlineExceeded, InvalidRequest, PeerLost, TwostrokeError
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -141,6 +141,8 @@ class AnswerStream:
             usage=self._ended.usage,
             logprobs=tuple(entry for piece in self._taken for entry in piece.logprobs),
             continuation=self._ended.continuation,
+            reasoning="".join(piece.reasoning for piece in self._taken),
+            tool_calls=_joined(part for piece in self._taken for part in piece.calls),
         )
 
     async def _run(self, deadline: Deadline) -> AsyncGenerator[Piece, None]:
@@ -172,3 +174,13 @@ class AnswerStream:
                 case Piece():
                     self._taken.append(item)
                     yield item
+
+
+def _joined(parts: Iterable[CallPiece]) -> tuple[ToolCall, ...]:
+    calls: list[ToolCall] = []
+    for part in parts:
+        if part.id or not calls:
+            calls.append(ToolCall(part.id, part.name, part.arguments))
+        else:
+            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + part.arguments)
+    return tuple(calls)

@@ -4,6 +4,7 @@ async with GrpcClient("router:8001") as client:
     answer = await client.generate([Message("user", "Hello")])
 """
 
+import json
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,11 +16,13 @@ from twostroke.client.asking import AskingClient
 from twostroke.client.calls import DEFAULT_TIMEOUT_S, Caller, Ended, Item, Started, encoding
 from twostroke.client.types import (
     Ask,
+    CallPiece,
     Message,
     ModelInfo,
     Piece,
     Prompt,
     TokenLogprob,
+    Tools,
     Usage,
     WorkerLoad,
 )
@@ -32,7 +35,9 @@ from twostroke.proto.v1 import inference_pb2 as pb
 _FINISH = {
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
+    common_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
 }
+_MODES = {"none": pb.TOOL_MODE_NONE, "auto": pb.TOOL_MODE_AUTO, "required": pb.TOOL_MODE_REQUIRED}
 
 
 class GrpcClient(AskingClient):
@@ -136,7 +141,8 @@ def _piece(delta: pb.Delta) -> Piece:
         )
         for entry in delta.logprobs
     ]
-    return Piece(delta.text, tuple(delta.token_ids), tuple(logprobs))
+    calls = [CallPiece(part.index, part.id, part.name, part.arguments) for part in delta.tool_calls]
+    return Piece(delta.text, tuple(delta.token_ids), tuple(logprobs), delta.reasoning_content, tuple(calls))
 
 
 def _request(ask: Ask, model: str, left_s: float) -> pb.GenerateRequest:
@@ -149,13 +155,39 @@ def _request(ask: Ask, model: str, left_s: float) -> pb.GenerateRequest:
             request.text = ask.prompt
         elif ask.prompt and isinstance(ask.prompt[0], Message):
             request.chat.CopyFrom(_chat(ask.prompt))
+            if ask.tools is not None:
+                _offer(request.chat, ask.tools)
         else:
             request.token_ids.ids.extend(ask.prompt)  # type: ignore[arg-type]  # a mixed list is a TypeError
     return request
 
 
 def _chat(prompt: Prompt) -> pb.ChatMessages:
-    return pb.ChatMessages(messages=[pb.ChatMessage(**asdict(message)) for message in prompt])  # type: ignore[arg-type]  # a mixed list is a TypeError
+    return pb.ChatMessages(messages=[_message(message) for message in prompt])
+
+
+def _message(message: object) -> pb.ChatMessage:
+    if not isinstance(message, Message):
+        raise TypeError(f"{type(message).__name__} is no message")
+    return pb.ChatMessage(
+        role=message.role,
+        content=message.content,
+        reasoning_content=message.reasoning,
+        tool_calls=[pb.ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in message.tool_calls],
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _offer(chat: pb.ChatMessages, tools: Tools) -> None:
+    for tool in tools.offered:
+        parameters = "" if tool.parameters is None else json.dumps(tool.parameters, allow_nan=False)
+        chat.tools.add(name=tool.name, description=tool.description, parameters=parameters, strict=tool.strict)
+    if tools.allowed:
+        chat.tool_choice.allowed.mode = _MODES[tools.mode]
+        chat.tool_choice.allowed.names.extend(tools.allowed)
+    else:
+        chat.tool_choice.mode = _MODES[tools.mode]
+    chat.parallel_tool_calls = tools.parallel
 
 
 @contextmanager

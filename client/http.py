@@ -14,7 +14,7 @@ import httpx
 
 from twostroke.client.asking import AskingClient
 from twostroke.client.calls import DEFAULT_TIMEOUT_S, Caller, Ended, Item, Started, encoding
-from twostroke.client.types import Ask, Message, ModelInfo, Piece, Prompt, TokenLogprob, Usage
+from twostroke.client.types import Ask, CallPiece, Message, ModelInfo, Piece, Prompt, TokenLogprob, Tools, Usage
 from twostroke.cluster.core.errors import DeadlineExceeded, InternalError, PeerLost, Unavailable
 from twostroke.cluster.wire.status import from_http, from_http_body
 
@@ -85,10 +85,9 @@ class HttpClient(AskingClient):
                     for choice in event["choices"]:
                         finish_reason = choice["finish_reason"] or finish_reason
                         continuation = choice.get("continuation", "")
-                        text = choice["delta"].get("content") if "delta" in choice else choice["text"]
-                        logprobs = _logprobs(choice.get("logprobs"), ask.sampling.logprobs)
-                        if text or logprobs:
-                            yield Piece(text or "", logprobs=logprobs)
+                        piece = _piece(choice, ask.sampling.logprobs)
+                        if piece != Piece(""):
+                            yield piece
                     if event.get("usage"):
                         yield Ended(finish_reason, _usage(event["usage"]), continuation)
 
@@ -112,6 +111,8 @@ def _request(ask: Ask, model: str, left_s: float) -> tuple[str, bytes]:
     if ask.prompt and isinstance(ask.prompt[0], Message):
         if ask.sampling.logprobs is not None:
             body |= {"logprobs": True, "top_logprobs": ask.sampling.logprobs}
+        if ask.tools is not None:
+            body |= _tools(ask.tools)
         return "/v1/chat/completions", _content({**body, "messages": list(ask.prompt)})
     return "/v1/completions", _content({**body, "prompt": list(ask.prompt)})
 
@@ -122,9 +123,39 @@ def _content(body: dict[str, Any]) -> bytes:
 
 
 def _plain(value: object) -> dict[str, Any]:
-    if isinstance(value, Message):
-        return asdict(value)
-    raise TypeError(f"{type(value).__name__} is no part of a request")
+    if not isinstance(value, Message):
+        raise TypeError(f"{type(value).__name__} is no part of a request")
+    told: dict[str, Any] = {"reasoning_content": value.reasoning, "tool_call_id": value.tool_call_id}
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in value.tool_calls
+    ]
+    if calls:
+        told["tool_calls"] = calls
+    return {"role": value.role, "content": value.content, **{name: told[name] for name in told if told[name]}}
+
+
+def _tools(tools: Tools) -> dict[str, Any]:
+    choice: object = tools.mode
+    if tools.allowed:
+        named = [{"type": "function", "function": {"name": name}} for name in tools.allowed]
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": tools.mode, "tools": named}}
+    offered = [{"type": "function", "function": asdict(tool)} for tool in tools.offered]
+    return {"tools": offered, "tool_choice": choice, "parallel_tool_calls": tools.parallel}
+
+
+def _piece(choice: dict[str, Any], num_top: int | None) -> Piece:
+    """What a chunk tells of a choice; nothing, maybe."""
+    delta = choice.get("delta", choice)
+    calls = [
+        CallPiece(
+            part["index"], part.get("id", ""), part["function"].get("name", ""), part["function"].get("arguments", "")
+        )
+        for part in delta.get("tool_calls", ())
+    ]
+    text = delta.get("content") if "delta" in choice else choice["text"]
+    logprobs = _logprobs(choice.get("logprobs"), num_top)
+    return Piece(text or "", (), logprobs, delta.get("reasoning_content", ""), tuple(calls))
 
 
 def _logprobs(told: dict[str, Any] | None, num_top: int | None) -> tuple[TokenLogprob, ...]:

@@ -2,13 +2,52 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    id: str
+    name: str
+    arguments: str
+    """JSON, as the model wrote it; cut short where the answer was."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     role: str
-    """system, user or assistant."""
+    """system, user, assistant or tool."""
     content: str
+    reasoning: str = ""
+    """An assistant's, before the content."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """An assistant's."""
+    tool_call_id: str = ""
+    """Of the call that a tool's message answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call."""
+
+    name: str
+    parameters: Mapping[str, object] | None = None
+    """JSON schema of its arguments, an object's; None: it has none."""
+    description: str = ""
+    strict: bool = False
+    """Calls follow the schema, also where none is required."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a conversation offers, and whether it must be used."""
+
+    offered: tuple[Tool, ...]
+    mode: Literal["none", "auto", "required"] = "auto"
+    allowed: tuple[str, ...] = ()
+    """Names of those that may be called; empty: all."""
+    parallel: bool = True
+    """False: one call at most."""
 
 
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -48,6 +87,7 @@ class Ask:
     sampling: Sampling
     cache_salt: str
     continuation: str
+    tools: Tools | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +100,18 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class CallPiece:
+    """What is new of a tool call. Calls come one after the other."""
+
+    index: int
+    """Among the answer's calls, from 0."""
+    id: str
+    """With a call's first piece, as its name; then empty."""
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """New text, and what came with it: text may lag behind tokens."""
 
@@ -68,6 +120,9 @@ class Piece:
     """Over gRPC only."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """When they were asked for, in all one a token."""
+    reasoning: str = ""
+    """Of a model that marks it, in answers to conversations; never part of the text. So are calls."""
+    calls: tuple[CallPiece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +140,18 @@ class Answer:
     token_ids: tuple[int, ...]
     """Empty over HTTP."""
     finish_reason: str
+    """stop, length or tool_calls."""
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] = ()
     continuation: str = ""
     """When the server's output budget ended it: asked with the same and this, the answer goes on."""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def message(self) -> Message:
+        """For the conversation that goes on."""
+        return Message("assistant", self.text, self.reasoning, self.tool_calls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Our clients against real servers: what comes back, retries, cancelling, deadlines; the same over both wires."""
 
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from tests.waiting import until
 from twostroke.client.calls import AnswerStream
 from twostroke.client.grpc import GrpcClient
 from twostroke.client.retry import NEVER, RetryPolicy
-from twostroke.client.types import Message, Prompt, Sampling
+from twostroke.client.types import Message, Prompt, Sampling, Tool, Tools
 from twostroke.cluster.config import BudgetSection, RouterSection
 from twostroke.cluster.core.errors import (
     DeadlineExceeded,
@@ -22,7 +23,10 @@ from twostroke.cluster.core.errors import (
 )
 from twostroke.cluster.core.ids import WorkerId
 from twostroke.cluster.core.messages import Ledger, LoadReport, Role
+from twostroke.router.fake_generator import FAKE_MODEL
 from twostroke.router.request import WorkerLoad
+from twostroke.router.tokenizer import ByteTokenizer
+from twostroke.router.tool_calls import ChatStyle
 
 ANSWER = "Hello, wörld!\u2028🙂"
 """With a line separator, which is no end of an event."""
@@ -113,6 +117,67 @@ async def test_log_probabilities(wire: str, prompt: Prompt) -> None:
     assert answer.logprobs[0].top == (("a", -0.25), ("b", -0.5))
     assert answer.text == plain.text == "aé"
     assert not plain.logprobs
+
+
+WEATHER = Tool("weather", {"type": "object", "properties": {"city": {"type": "string"}}}, "Soon")
+TOOLS = Tools((WEATHER, Tool("now")))
+CALLS = (
+    'Well. <tool_call>{"name": "weather", "arguments": {"city": "x"}}</tool_call>'
+    '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+)
+ROOM = replace(FAKE_MODEL, max_context=4096)
+
+
+@wires
+async def test_tool_calls_and_what_comes_after_them(wire: str) -> None:
+    chat = [Message("user", "Hi")]
+    async with served(wire, answers=[CALLS], model=ROOM) as (generator, client):
+        async with client.stream(chat, tools=TOOLS) as stream:
+            pieces = [piece async for piece in stream]
+            answer = stream.answer
+        assert (answer.text, answer.finish_reason) == ("Well.", "tool_calls")
+        weather, now = answer.tool_calls
+        assert (weather.name, weather.arguments, now.name, now.arguments) == ("weather", '{"city": "x"}', "now", "{}")
+        assert weather.id != now.id
+        assert sum(bool(piece.calls) for piece in pieces) > len(weather.arguments) // 2
+        results = [Message("tool", "rain", tool_call_id=call.id) for call in answer.tool_calls]
+        await client.generate([*chat, answer.message, *results], tools=TOOLS)
+        one, other = (
+            bytes(token for token in request.prompt if token < 256).decode() for request in generator.submitted
+        )
+    assert '"description": "Soon"' in one
+    assert '"name": "weather", "arguments": {"city": "x"}' in other
+    assert "tool\nrain" in other
+
+
+@wires
+async def test_which_tools_may_or_must_be_called(wire: str) -> None:
+    chat = [Message("user", "Hi")]
+    async with served(wire, answers=[CALLS], model=ROOM) as (generator, client):
+        answer = await client.generate(chat, tools=replace(TOOLS, parallel=False))
+        assert [call.name for call in answer.tool_calls] == ["weather"]
+        answer = await client.generate(chat, tools=replace(TOOLS, mode="none"))
+        assert (answer.text, answer.finish_reason, answer.tool_calls) == (CALLS, "stop", ())
+        await client.generate(chat, tools=replace(TOOLS, mode="required", allowed=("now",)))
+        grammar = generator.submitted[-1].sampling.grammar
+        assert grammar is not None
+        assert "now" in grammar.text
+        assert "weather" not in grammar.text
+        for prompt, tools in (("Hi", TOOLS), (chat, replace(TOOLS, allowed=("g",)))):
+            with pytest.raises(InvalidRequest):
+                await client.generate(prompt, tools=tools)
+        with pytest.raises(InvalidRequest):
+            await client.generate(chat, tools=Tools((Tool("f", {"minimum": float("nan")}),)))
+        assert len(generator.submitted) == 3
+
+
+@wires
+async def test_reasoning(wire: str) -> None:
+    tokenizer = ByteTokenizer(style=ChatStyle(marks_reasoning=True))
+    async with served(wire, answers=["<think>hm</think>Yes."], tokenizer=tokenizer) as (_, client):
+        answer = await client.generate([Message("user", "Hi")])
+        assert (answer.reasoning, answer.text) == ("hm", "Yes.")
+        assert (await client.generate([Message("user", "Hi"), answer.message])).reasoning == "hm"
 
 
 @wires
