@@ -4,6 +4,7 @@ A parser takes text as it comes and gives parts as soon as they are certain. How
 kind joined are the same: a parser holds back only what may be the beginning of a mark.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -55,27 +56,51 @@ class PlainParser:
         return []
 
 
-class Mark:
-    """Finds a mark in text that comes in pieces, holding back what may be its beginning."""
+class Marks:
+    """Finds the first of some marks in text that comes in pieces, holding back what may be its beginning."""
 
-    def __init__(self, mark: str) -> None:
-        self._mark = mark
+    def __init__(self, *marks: str) -> None:
+        self._pattern = re.compile("|".join(map(re.escape, marks)))
+        beginnings = {mark[:size] for mark in marks for size in range(1, len(mark))}
+        self._beginnings = tuple(sorted(beginnings, key=len, reverse=True))
         self._held = ""
 
-    def split(self, text: str) -> tuple[str, str | None]:
-        """(what is before the mark, what comes after it: None while it has not come)."""
-        before, found, after = (self._held + text).partition(self._mark)
-        if found:
+    def split(self, text: str) -> tuple[str, str, str]:
+        """(what is before a mark, the mark: empty while none has come, what comes after it)."""
+        text = self._held + text
+        found = self._pattern.search(text)
+        if found is not None:
             self._held = ""
-            return before, after
-        longest = min(len(self._mark) - 1, len(before))
-        held = next(size for size in range(longest, -1, -1) if before.endswith(self._mark[:size]))
-        self._held = self._mark[:held]
-        return before[: len(before) - held], None
+            return text[: found.start()], found.group(), text[found.end() :]
+        self._held = next(filter(text.endswith, self._beginnings), "")
+        return text[: len(text) - len(self._held)], "", ""
 
     def rest(self) -> str:
         """What is held back, given up."""
         held, self._held = self._held, ""
+        return held
+
+
+class Trimmed:
+    """Text that comes in pieces, without the white space at its end: that is held back until more text follows."""
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+
+    def push(self, text: str) -> str:
+        """What is certain: it ends with no white space."""
+        kept = text.rstrip()
+        told = "".join([*self._held, kept]) if kept else ""
+        if kept:
+            self._held.clear()
+        if len(kept) < len(text):
+            self._held.append(text[len(kept) :])
+        return told
+
+    def rest(self) -> str:
+        """What is held back, given up."""
+        held = "".join(self._held)
+        self._held.clear()
         return held
 
 
@@ -91,10 +116,12 @@ class ReasoningParser:
     def __init__(self, inner: MessageParser, *, opened: bool = False) -> None:
         """`opened`: the answer begins within reasoning, since the prompt ends with the mark that opens it."""
         self._inner = inner
-        self._close = Mark(self.CLOSE)
+        self._close = Marks(self.CLOSE)
         self._step: Callable[[str], tuple[list[Part], str]] = self._within if opened else self._before
-        self._held = ""
-        """Before: all so far. Within: white space that is told if more reasoning follows."""
+        self._space: list[str] = []
+        self._start = ""
+        """Before: what came, first white space."""
+        self._trimmed = Trimmed()
         self._thought = False
 
     def push(self, text: str) -> list[Part]:
@@ -107,38 +134,33 @@ class ReasoningParser:
     def finish(self) -> list[Part]:
         last: list[Part] = []
         if self._step == self._before:
-            last = self._inner.push(self._held)
+            last = self._inner.push("".join(self._space) + self._start)
         elif self._step == self._within:
             last = self._reason(self._close.rest())
         return joined([*last, *self._inner.finish()])
 
     def _before(self, text: str) -> tuple[list[Part], str]:
-        self._held += text
-        start = self._held.lstrip()
-        if start.startswith(self.OPEN):
-            self._step, self._held = self._within, ""
-            return [], start.removeprefix(self.OPEN)
-        if self.OPEN.startswith(start):
+        start = self._start + text
+        self._start = start if self._start else start.lstrip()
+        self._space.append(start[: len(start) - len(self._start)])
+        if self._start.startswith(self.OPEN):
+            self._step = self._within
+            return [], self._start.removeprefix(self.OPEN)
+        if self.OPEN.startswith(self._start):
             return [], ""
         self._step = self._told
-        return [], self._held
+        return [], "".join(self._space) + self._start
 
     def _within(self, text: str) -> tuple[list[Part], str]:
-        thought, after = self._close.split(text)
-        parts = self._reason(thought)
-        if after is None:
-            return parts, ""
-        self._step = self._after
-        return parts, after
+        thought, closed, after = self._close.split(text)
+        if closed:
+            self._step = self._after
+        return self._reason(thought), after
 
     def _reason(self, text: str) -> list[Part]:
-        text = self._held + text
-        if not self._thought:
-            text = text.lstrip()
-        kept = text.rstrip()
-        self._held = text[len(kept) :]
-        self._thought = self._thought or bool(kept)
-        return [Reasoning(kept)] if kept else []
+        told = self._trimmed.push(text if self._thought else text.lstrip())
+        self._thought = self._thought or bool(told)
+        return [Reasoning(told)] if told else []
 
     def _after(self, text: str) -> tuple[list[Part], str]:
         rest = text.lstrip()

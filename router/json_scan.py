@@ -2,16 +2,22 @@
 
     { "name" : "..." , "arguments" : {...} }      either order; other members are passed over
 
-Arguments go out as they are written, from when the name is known. Models also write them as a string that holds JSON,
-as null, or not at all where there are none to give: these go out as the object they mean.
+Arguments go out as they are written, from when the name is known; but what may not stand in a JSON string, line breaks
+and backslashes that escape nothing, goes out escaped. Models also write them as a string that holds JSON, as null, or
+not at all where there are none to give: these go out as the object they mean.
 """
 
 import json
+import re
 from collections.abc import Callable, Collection
 
 _ARGUMENTS = ("arguments", "parameters")
 _CLOSERS = {"{": "}", "[": "]"}
 _NONE = "{}"
+_SPACE = " \t\r\n"
+_ESCAPABLE = frozenset('"\\/bfnrtu')
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+"""Of a string: what stands for itself."""
 
 
 class _Value:
@@ -19,21 +25,22 @@ class _Value:
 
     def __init__(self) -> None:
         self._open: list[str] = []
-        self._in_text = False
-        self._escaped = False
+        self.in_text = False
+        self.escapes = False
+        """The character before was a backslash that escapes the next."""
 
     def feed(self, character: str) -> bool | None:
         """True: the character is the value's last. None: it is not the value's any more."""
-        if self._in_text:
-            if self._escaped:
-                self._escaped = False
+        if self.in_text:
+            if self.escapes:
+                self.escapes = False
             elif character == "\\":
-                self._escaped = True
+                self.escapes = True
             elif character == '"':
-                self._in_text = False
+                self.in_text = False
                 return not self._open
         elif character == '"':
-            self._in_text = True
+            self.in_text = True
         elif character in _CLOSERS:
             self._open.append(character)
         elif self._open and character == _CLOSERS[self._open[-1]]:
@@ -57,7 +64,7 @@ class CallScan:
         """A call, whatever comes: the name is known, and its arguments have begun or are none."""
         self.over = False
         self._only_arguments = bool(name)
-        self._step: Callable[[str], bool] = self._in_arguments if name else self._before
+        self._step: Callable[[str], bool] = self._open_arguments if name else self._before
         self._key = ""
         self._value = _Value()
         self._text: list[str] = []
@@ -76,7 +83,7 @@ class CallScan:
         """(arguments that are certain now, what comes after the call: empty unless it is over)."""
         at = 0
         while at < len(text) and not self.over:
-            at += self._step(text[at])
+            at += self._plain(text, at) or self._step(text[at])
         if not self.is_call:
             self._raw.append(text[:at])
             return "", text[at:]
@@ -115,7 +122,7 @@ class CallScan:
         if character.isspace():
             return True
         is_arguments = self._key in _ARGUMENTS and not self._has_arguments
-        self._begin(self._in_arguments if is_arguments and character == "{" else self._in_value)
+        self._begin(self._open_arguments if is_arguments and character == "{" else self._in_value)
         return self._step(character)
 
     def _in_value(self, character: str) -> bool:
@@ -127,11 +134,38 @@ class CallScan:
             self._end_value()
         return last is not None
 
+    def _open_arguments(self, character: str) -> bool:
+        self._value.feed(character)
+        self._told, self._step = [character], self._begin_arguments
+        return True
+
+    def _begin_arguments(self, character: str) -> bool:
+        """No call, if the brace before opened something else than JSON."""
+        if character in _SPACE:
+            self._told.append(character)
+            return True
+        if character not in '"}':
+            return self._end()
+        self._step = self._in_arguments
+        return self._step(character)
+
+    def _plain(self, text: str, at: int) -> int:
+        """How many of the next characters are arguments' as they are: told at once."""
+        if not self._value.in_text or self._value.escapes or self._step != self._in_arguments:
+            return 0
+        found = _PLAIN.match(text, at)
+        assert found is not None
+        if found.group():
+            self._tell(found.group())
+        return len(found.group())
+
     def _in_arguments(self, character: str) -> bool:
+        in_text, escaped = self._value.in_text, self._value.escapes
         last = self._value.feed(character)
         if last is None:
             return self._end()
-        self._tell(character)
+        if not self._value.escapes:
+            self._tell(_in_json(character, escaped=escaped) if in_text else character)
         if last:
             self._step = self._after_value
             self.over = self._only_arguments
@@ -155,10 +189,10 @@ class CallScan:
             self.over = self.name not in self._names
             self.is_call = self._has_arguments and not self.over
         elif self._key in _ARGUMENTS and not self._has_arguments:
-            written = "" if text == "null" else _loaded(text)
-            self.over = written is None or not (written or _NONE).startswith("{")
-            if not self.over:
-                self._tell(written or _NONE)
+            arguments = _NONE if text in ("null", '""') else _object_in(_loaded(text))
+            self.over = arguments is None
+            if arguments is not None:
+                self._tell(arguments)
 
     def _tell(self, arguments: str) -> None:
         self._told.append(arguments)
@@ -180,10 +214,29 @@ class CallScan:
         return False
 
 
+def _in_json(character: str, *, escaped: bool) -> str:
+    """Of a string, with the backslash before it."""
+    if escaped:
+        return "\\" + character if character in _ESCAPABLE else "\\\\" + _in_json(character, escaped=False)
+    return json.dumps(character)[1:-1] if character < " " else character
+
+
 def _loaded(text: str) -> str | None:
     """A JSON string's value; None when it is no string."""
+    if not text.startswith('"'):
+        return None
     try:
         value = json.loads(text, strict=False)
     except ValueError:
         return None
-    return value if isinstance(value, str) else None
+    # Half a character, which escapes can write, has no place in an answer.
+    return str(value).encode(errors="replace").decode()
+
+
+def _object_in(text: str | None) -> str | None:
+    """The JSON object that is written in a text, as it goes out; None when there is none."""
+    if text is None or not text.lstrip().startswith("{"):
+        return None
+    scan = CallScan((), "it")
+    arguments, rest = scan.feed(text.strip())
+    return arguments if scan.is_call and scan.over and not rest else None

@@ -17,11 +17,12 @@ from twostroke.router.answer_parts import (
     CallArguments,
     CallBegin,
     Content,
-    Mark,
+    Marks,
     MessageParser,
     Part,
     PlainParser,
     ReasoningParser,
+    Trimmed,
     joined,
 )
 from twostroke.router.json_scan import CallScan
@@ -93,8 +94,8 @@ class _CallParser(ABC):
         self._scan: CallScan | None = None
         self._opening = ""
         """What came before the call under way, and is text if it is none."""
-        self._space = ""
-        """White space after text, which is not told if a call follows."""
+        self._trimmed = Trimmed()
+        """White space after text is not told if a call follows."""
         self._said = False
         """There is text since the last call."""
 
@@ -108,8 +109,9 @@ class _CallParser(ABC):
             self._end_call()
         else:
             self._say(self._held() + self._opening)
-        if self._space and not self._num_calls:
-            self._parts.append(Content(self._space))
+        space = self._trimmed.rest()
+        if space and not self._num_calls:
+            self._parts.append(Content(space))
         return self._take()
 
     @abstractmethod
@@ -125,11 +127,10 @@ class _CallParser(ABC):
     def _say(self, text: str) -> None:
         if self._num_calls and not self._said:
             text = text.lstrip()
-        kept = text.rstrip()
-        if kept:
-            self._parts.append(Content(self._space + kept))
-            self._space, self._said = "", True
-        self._space += text[len(kept) :]
+        told = self._trimmed.push(text)
+        if told:
+            self._parts.append(Content(told))
+            self._said = True
 
     def _begin_call(self, opening: str, name: str = "") -> None:
         self._opening, self._scan, self._step = opening, CallScan(self._names, name), self._call
@@ -141,7 +142,8 @@ class _CallParser(ABC):
         arguments, rest = scan.feed(text)
         wanted = not self._max_calls or self._num_calls < self._max_calls
         if scan.is_call and not was_call:
-            self._space, self._opening = "", ""
+            self._trimmed.rest()
+            self._opening = ""
             if wanted:
                 self._parts.append(CallBegin(self._num_calls, scan.name))
         if arguments and wanted:
@@ -169,32 +171,41 @@ class _CallParser(ABC):
 
 
 class HermesParser(_CallParser):
+    """A closing mark is text where no call is to be closed. Some models write several calls before one."""
+
     OPEN, CLOSE = "<tool_call>", "</tool_call>"
     _STRAY = " \t\r\n}],"
-    """What small models write between a call and its closing mark."""
+    """What small models write between a call and what closes it."""
 
     def __init__(self, names: Collection[str], max_calls: int = 0) -> None:
         super().__init__(names, max_calls)
-        self._open = Mark(self.OPEN)
-        self._closing = ""
+        self._marks = Marks(self.OPEN, self.CLOSE)
+        self._closes = False
+        """A closing mark would be a call's."""
 
     def _outside(self, text: str) -> str:
-        said, rest = self._open.split(text)
+        said, mark, rest = self._marks.split(text)
         self._say(said)
-        if rest is not None:
-            self._begin_call(self.OPEN)
-        return rest or ""
+        if mark == self.OPEN:
+            self._begin_call(mark)
+        elif mark and not self._closes:
+            self._say(mark)
+        if mark:
+            self._closes = False
+        return rest
 
     def _after_call(self, text: str) -> str:
-        self._closing = (self._closing + text).lstrip(self._STRAY)
-        if self.CLOSE.startswith(self._closing):
-            return ""
-        rest, self._closing = self._closing.removeprefix(self.CLOSE), ""
-        self._step = self._outside
+        self._closes = True
+        rest = text.lstrip(self._STRAY)
+        if rest.startswith("{"):
+            self._begin_call("")
+        elif rest:
+            self._step = self._outside
         return rest
 
     def _held(self) -> str:
-        return self._open.rest()
+        held = self._marks.rest()
+        return "" if self._closes and not self._said and self.CLOSE.startswith(held) else held
 
 
 class LlamaParser(_CallParser):
@@ -221,27 +232,30 @@ class LlamaParser(_CallParser):
 
 class MistralParser(_CallParser):
     OPEN = "[TOOL_CALLS]"
-    _MAX_HEAD = 128
+    _MAX_HEAD = 256
     """Characters between the mark and the arguments: white space, a name, and in later models marks of their own."""
 
     def __init__(self, names: Collection[str], max_calls: int = 0) -> None:
         super().__init__(names, max_calls)
-        self._open = Mark(self.OPEN)
+        self._marks = Marks(self.OPEN)
         self._in_list = False
 
     def _outside(self, text: str) -> str:
-        said, rest = self._open.split(text)
+        said, mark, rest = self._marks.split(text)
         self._say(said)
-        if rest is not None:
-            self._opening, self._step = self.OPEN, self._head
-        return rest or ""
+        if mark:
+            self._opening, self._step = mark, self._head
+        return rest
 
     def _head(self, text: str) -> str:
         """After the mark: a list, or a name."""
         head = self._opening.removeprefix(self.OPEN) + text
         start = head.lstrip()
+        size = len(head) - len(start)
+        if size > self._MAX_HEAD:
+            return self._no_call(self.OPEN, head)
         if start.startswith("["):
-            self._opening = self.OPEN + head[: len(head) - len(start) + 1]
+            self._opening = self.OPEN + head[: size + 1]
             self._in_list, self._step = True, self._list
             return start[1:]
         before, brace, _ = start.partition("{")
@@ -253,7 +267,7 @@ class MistralParser(_CallParser):
         if not brace:
             self._opening = self.OPEN + head
             return ""
-        size = len(head) - len(start) + len(before)
+        size += len(before)
         self._in_list = False
         self._begin_call(self.OPEN + head[:size], name)
         return head[size:]
@@ -265,6 +279,8 @@ class MistralParser(_CallParser):
         rest = text.lstrip(" \t\r\n,")
         if self._opening:
             self._opening += text[: len(text) - len(rest)]
+        if len(self._opening) > self._MAX_HEAD:
+            return self._no_call(self._opening, rest)
         if rest.startswith("{"):
             self._begin_call(self._opening)
         elif rest.startswith("]") and not self._opening:
@@ -284,4 +300,4 @@ class MistralParser(_CallParser):
         return text
 
     def _held(self) -> str:
-        return self._open.rest()
+        return self._marks.rest()

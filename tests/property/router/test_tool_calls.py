@@ -1,6 +1,7 @@
 """Tool calls and reasoning: however an answer is cut, its parts are the same; and what each form says is found."""
 
 import json
+import time
 from collections.abc import Collection
 
 import pytest
@@ -109,11 +110,32 @@ EXAMPLES = [
     (HERMES, '<tool_call>{"name": "now", "arguments": {}}}\n</tool_call>\n' + CALL, [NONE, FOUND]),
     (HERMES, '<tool_call>{"name": "now", "arguments": {}}\n' + CALL, [NONE, FOUND]),
     (HERMES, '<tool_call>{"name": "f", "arguments": {"a": ', [Call("f", '{"a": ')]),
+    (HERMES, CALL[:-3], [FOUND]),
+    (HERMES, CALL + " a </tool_call>", Parsed("a </tool_call>", "", (FOUND,))),
+    (HERMES, CALL.removesuffix("</tool_call>") + " a </tool_call> b", Parsed("a  b", "", (FOUND,))),
+    # Two before one closing mark.
+    (HERMES, '<tool_call>{"name": "now"}\n{"name": "now"}, {"name": "now"}]</tool_call>', [NONE, NONE, NONE]),
+    (HERMES, '<tool_call>{"name": "now"}, {"b": 1}</tool_call>', Parsed('{"b": 1}', "", (NONE,))),
+    # What may not stand in a JSON string.
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": "b\n\t\x01c"}}', [Call("f", r'{"a": "b\n\t\u0001c"}')]),
+    (
+        HERMES,
+        r"""<tool_call>{"name": "f", "arguments": {"a": "\' \d \" \\"}}""",
+        [Call("f", r"""{"a": "\\' \\d \" \\"}""")],
+    ),
+    (HERMES, r'<tool_call>{"name": "f", "arguments": "{\"a\": \"b\nc\"}"}', [Call("f", r'{"a": "b\nc"}')]),
+    (HERMES, r'<tool_call>{"name": "f", "arguments": "{\"a\": \"\ud83d\"}"}', [Call("f", '{"a": "?"}')]),
     # No call: not finished, not JSON, not offered, or with arguments that are no object.
     (HERMES, '<tool_call>{"na', None),
     (HERMES, "<tool_call>no</tool_call>", None),
     (HERMES, '<tool_call>{"name": "g", "arguments": {}}</tool_call>', None),
     (HERMES, '<tool_call>{"name": "f", "arguments": 3}</tool_call>', None),
+    (HERMES, '<tool_call>{"name": "f", "arguments": ["a"]}</tool_call>', None),
+    (HERMES, '<tool_call>{"name": "f", "arguments": "[\\"a\\"]"}</tool_call>', None),
+    (HERMES, '<tool_call>{"name": "f", "arguments": "{\\"a\\": "}</tool_call>', None),
+    (HERMES, """<tool_call>{"name": "f", "arguments": {'a': 1}}</tool_call>""", None),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {a: 1}}</tool_call>', None),
+    (HERMES, '<tool_call>{"name": "f", "arguments": { ', None),
     (HERMES, '<tool_call>{"name": 3, "arguments": {}}</tool_call>', None),
     (HERMES, '<tool_call>{"name": "", "arguments": {}}</tool_call>', None),
     (HERMES, "a < b <tool_cal", None),
@@ -129,7 +151,9 @@ EXAMPLES = [
     (MISTRAL, "[TOOL_CALLS]g{}", None),
     (MISTRAL, "[TOOL_CALLS] nothing", None),
     (MISTRAL, "[TOOL_CALLS] [1]", None),
-    (MISTRAL, "[TOOL_CALLS]f" + " " * 200 + "{}", None),
+    (MISTRAL, "[TOOL_CALLS]f" + " " * 300 + "{}", None),
+    (MISTRAL, "[TOOL_CALLS]" + " " * 300 + "f{}", None),
+    (MISTRAL, "[TOOL_CALLS][" + " " * 300 + '{"name": "now"}]', None),
     (MISTRAL, '[TOOL_CALLS] [{"name": "g", "arguments": {}}]', None),
 ]
 
@@ -148,6 +172,29 @@ def test_examples_whole_and_cut_everywhere(format: ToolFormat, text: str, wanted
     assert parse(format, list(text)) == expected
     for at in range(len(text)):
         assert parse(format, [text[:at], text[at:]]) == expected, at
+
+
+@given(calls=CALLS, cuts=st.lists(st.integers(0, 500), max_size=20))
+def test_line_breaks_that_a_model_did_not_escape(calls: list[tuple[str, object]], cuts: list[int]) -> None:
+    text = written(HERMES, calls).replace(r"\\", "").replace(r"\n", "\n").replace(r"\t", "\t")
+    parsed = parse(HERMES, cut(text, cuts), {name for name, _ in calls})
+    assert len(parsed.calls) == len(calls)
+    for call in parsed.calls:
+        json.loads(call.arguments)
+
+
+@pytest.mark.parametrize("name", ["name", "arguments", "other"])
+def test_values_as_deep_as_a_model_likes(name: str) -> None:
+    text = f'<tool_call>{{"{name}": {"[" * 3000}{"]" * 3000}, "name": "now", "arguments": {{}}}}</tool_call>'
+    assert parse(HERMES, [text]) == (Parsed("", "", (NONE,)) if name == "other" else Parsed(text, "", ()))
+
+
+@pytest.mark.parametrize("before", ["", "a", "<think>", "<think>a", "[TOOL_CALLS]", "[TOOL_CALLS][", CALL])
+@pytest.mark.parametrize("format", ToolFormat)
+def test_white_space_without_end_costs_what_text_costs(format: ToolFormat, before: str) -> None:
+    started = time.process_time()
+    parse(format, [before, *["    "] * 30_000], reasoning=True)
+    assert time.process_time() - started < 1
 
 
 def test_a_call_is_told_as_it_is_written() -> None:
