@@ -134,7 +134,8 @@ class PolicySection(Section):
 class LimitsSection(Section):
     """What one request may ask for, beside `router.max_body_bytes`. Over it: 400, with the limit in the message."""
 
-    max_json_depth: Annotated[int, Field(ge=8, le=512)] = 64
+    max_json_depth: Annotated[int, Field(ge=8, le=250)] = 64
+    """orjson writes no more than 254 levels."""
     """Levels of objects and lists in a body."""
     max_prompt_tokens: Positive = 1 << 20
     """The model's context bounds a prompt too."""

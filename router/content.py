@@ -24,6 +24,8 @@ _EMPTY_IN_MESSAGES = frozenset(
     {"annotations", "audio", "function_call", "reasoning_content", "refusal", "tool_call_id", "tool_calls"}
 )
 """An answer's message that the client sends back has these; they may hold nothing (null, [] or "")."""
+_FROM_A_PACKAGE = "parsed"
+"""What OpenAI's own package made of an answer's content: it comes back with the message, and means nothing."""
 _PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
 _KINDS: list[dict[str, Any]] = [{"type": "string"}, {"type": "array", "items": _PART}]
 _OR_NULL = {"anyOf": [*_KINDS, {"type": "null"}]}
@@ -140,6 +142,8 @@ def _message(value: object, path: str, with_tools: bool) -> Message:
     for name, item in value.items():
         if name in message or (name in _EMPTY_IN_MESSAGES and item in (None, [], "")):
             continue
+        if name == _FROM_A_PACKAGE and role == "assistant":
+            continue
         shown = f"{path}.{name[:128]}"
         if name != "name":
             raise InvalidRequest("this field of a message is not supported here", shown)
@@ -166,7 +170,7 @@ def _said(value: Mapping[str, object], role: str, path: str) -> dict[str, object
         if not isinstance(call_id, str):
             raise InvalidRequest("a tool_call_id must be a string", f"{path}.tool_call_id")
     content = value.get("content")
-    only_calls = content is None and "tool_calls" in said
+    only_calls = content in (None, []) and "tool_calls" in said
     return {"content": "" if only_calls else _text(content, f"{path}.content"), **said}
 
 

@@ -4,6 +4,7 @@ is refused before that work.
 """
 
 import asyncio
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -56,7 +57,7 @@ class Encoder:
 
     async def chat(self, chat: Chat, model: ServedModel, field: str = "messages") -> ChatPrompt:
         length = sum(len(text) for message in chat.messages for text in message.values() if isinstance(text, str))
-        length += sum(len(orjson.dumps(message["tool_calls"])) for message in chat.messages if "tool_calls" in message)
+        length += sum(len(json.dumps(message["tool_calls"])) for message in chat.messages if "tool_calls" in message)
         if chat.options.variables:
             length += len(orjson.dumps(chat.options.variables))
         check_length(length, model, self._tokenizer, field)

@@ -26,7 +26,8 @@ MAX_CALLS = 128
 """In one message of the history."""
 MAX_ARGUMENT_DEPTH = 64
 ANY_OBJECT: Mapping[str, object] = {"type": "object"}
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+"""OpenAI's rule, and a dot; as long as Anthropic's."""
 
 Json = Mapping[str, object]
 
@@ -242,7 +243,7 @@ def _read_tool(value: object, field: str, limits: LimitsSection) -> Tool:
 
 def _read_name(value: object, field: str) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise InvalidRequest("a name has 1 to 64 letters, digits, _, - and .", field)
+        raise InvalidRequest("a name has 1 to 128 letters, digits, _, - and .", field)
     return value
 
 
@@ -279,7 +280,8 @@ def _read_call(value: object, field: str) -> Json:
         raise InvalidRequest("an id must be a string", f"{field}.id")
     if not isinstance(function, dict):
         raise InvalidRequest("a function must be an object", f"{field}.function")
-    _known(function, ("name", "arguments"), f"{field}.function")
+    # The last is what OpenAI's own package made of the arguments.
+    _known(function, ("name", "arguments", "parsed_arguments"), f"{field}.function")
     name = _read_name(function.get("name"), f"{field}.function.name")
     arguments = _read_arguments(function.get("arguments"), f"{field}.function.arguments")
     return {"id": call_id or "", "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -289,9 +291,10 @@ def _read_arguments(value: object, field: str) -> Json | str:
     if not isinstance(value, str):
         raise InvalidRequest("arguments must be a string", field)
     try:
-        # As strict as for the body: no NaN, no lone surrogates.
-        arguments = orjson.loads(value or "{}")
-    except orjson.JSONDecodeError:
+        # As strict as for the body: no NaN, no lone surrogates. But large integers stay what they are.
+        orjson.loads(value or "{}")
+        arguments = json.loads(value or "{}")
+    except (ValueError, RecursionError):
         return value
     if not isinstance(arguments, dict):
         return value

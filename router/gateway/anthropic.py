@@ -8,9 +8,11 @@ Input tokens are told without those that came from the cache, as Anthropic does.
 only: `message_start` counts the whole prompt, `message_delta` has the final figures. Thinking has no signature here.
 """
 
+import json
 from collections.abc import Callable, Sequence
 
 import orjson
+from pydantic_core import from_json
 
 from twostroke.cluster.core.errors import TwostrokeError
 from twostroke.cluster.core.sampling import FinishReason
@@ -134,12 +136,15 @@ def _delta(step: Step) -> Json:
 
 
 def _input(arguments: str) -> object:
-    """The arguments as an object; empty where the answer was cut within them, or the model wrote none."""
+    """The arguments as an object, as the client of a stream reads them: what is whole of them, where the answer was cut
+    within them; empty, where the model wrote no JSON.
+    """
     try:
-        value = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
+        value = from_json(arguments, allow_partial=True, allow_inf_nan=False)
+        # By `json`, which knows integers of any size.
+        return orjson.Fragment(json.dumps(value, ensure_ascii=False)) if isinstance(value, dict) else {}
+    except ValueError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _usage_of(report: RequestReport) -> Json:

@@ -18,12 +18,14 @@ from twostroke.router.renaming import rewritten
 
 ROLES = ("user", "assistant")
 _FIELDS = {
-    "text": {"text", "citations"},
+    "text": {"text", "citations", "parsed_output"},
     "tool_result": {"tool_use_id", "content", "is_error"},
     "tool_use": {"id", "name", "input", "caller"},
     "thinking": {"thinking", "signature"},
 }
-"""Kind of a block to the fields it may have, `type` and `cache_control` aside."""
+"""Kind of a block to the fields it may have, `type` and `cache_control` aside. `parsed_output` is what Anthropic's own
+package made of the text.
+"""
 _BLOCKS_OF = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use")}
 
 _STRING: dict[str, Any] = {"type": "string"}

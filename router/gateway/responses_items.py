@@ -17,13 +17,15 @@ from twostroke.router.renaming import rewritten
 
 _TEXT_PARTS = {
     "input_text": {"type", "text", "prompt_cache_breakpoint"},
-    "output_text": {"type", "text", "annotations", "logprobs"},
+    "output_text": {"type", "text", "annotations", "logprobs", "parsed"},
 }
-"""Kind of a part to the fields it may have; all but the text mean nothing here."""
+"""Kind of a part to the fields it may have; all but the text mean nothing here. `parsed` is what OpenAI's own package
+made of it, as `parsed_arguments` are of a call's.
+"""
 _FROM_AN_OUTPUT = frozenset({"id", "phase", "status", "type"})
 """What an output item that is sent back has besides."""
 _FIELDS = {
-    "function_call": {"call_id", "name", "arguments", "id", "status", "type"},
+    "function_call": {"call_id", "name", "arguments", "parsed_arguments", "id", "status", "type"},
     "function_call_output": {"call_id", "output", "id", "status", "type"},
     "reasoning": {"content", "summary", "encrypted_content", "id", "status", "type"},
 }
@@ -168,7 +170,7 @@ def _part(part: object, path: str) -> object:
     if not isinstance(part, dict) or not isinstance(kind, str) or kind not in _TEXT_PARTS:
         wanted = " and ".join(_TEXT_PARTS)
         raise InvalidRequest(f"only parts of type {wanted} are supported, not {str(kind)[:64]!r}", f"{path}.type")
-    unknown = next((name for name in part if name not in _TEXT_PARTS[kind]), None)
+    unknown = next((name for name, value in part.items() if name not in _TEXT_PARTS[kind] and value is not None), None)
     if unknown is not None:
         raise InvalidRequest("this field of a part is not supported here", f"{path}.{unknown[:128]}")
     return {"type": "text", "text": part.get("text")}

@@ -203,6 +203,11 @@ async def test_reasoning_that_the_template_opens(tmp_path: Path) -> None:
         assert (message["reasoning_content"], message["content"]) == ("hm", "Well.")
         message, _ = await ask(it, tools=None, add_generation_prompt=False)
         assert message["content"] == "hm </think> Well."
+        # Or a message that is gone on with.
+        for begun, thought in (("<think> Oh, ", "hm"), ("<think>a</think> b ", None)):
+            messages = [HELLO, {"role": "assistant", "content": begun}]
+            message, _ = await ask(it, tools=None, messages=messages, continue_final_message=True)
+            assert message.get("reasoning_content") == thought
         # This template does not show tools.
         refused = await it.post(CHAT, BODY)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
@@ -234,6 +239,11 @@ async def test_tools_and_history_reach_the_prompt() -> None:
         for arguments in ("[", '{"city": ', '{"a": NaN}', '"\\ud800"'):
             assert "assistant" in await prompt(messages=history(arguments))
         assert '"arguments": {}' in await prompt(messages=history(""))
+        assert f'"arguments": {{"a": {10**30}}}' in await prompt(messages=history(f'{{"a": {10**30}}}'))
+        long = [{"type": "function", "function": {"name": "f" * 128}}]
+        assert "f" * 128 in await prompt(tools=long, messages=[HELLO])
+        call = history("{}")[1] | {"content": []}
+        assert await prompt(messages=[HELLO, call]) == await prompt(messages=history("{}")[:2])
         assert "Soon" not in await prompt(tool_choice="none")
         tokens = (await it.post("/tokenize", {"messages": [HELLO], "tools": TOOLS})).json()["tokens"]
         await prompt()
@@ -263,6 +273,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOLS[1]] * 2}, "tools[1].function.name"),
     (tool(name="a b"), "tools[0].function.name"),
     (tool(name=None), "tools[0].function.name"),
+    (tool(name="f" * 129), "tools[0].function.name"),
     (tool(description=1), "tools[0].function.description"),
     (tool(parameters=[]), PARAMETERS),
     (tool(parameters={"type": "array"}), f"{PARAMETERS}.type"),
@@ -330,6 +341,19 @@ async def test_the_openai_package() -> None:
         said = answer.choices[0].message.model_dump()
         again = [HELLO, said, {"role": "tool", "tool_call_id": call.id, "content": "x"}]
         await client.chat.completions.create(**{**BODY, "messages": again})
+
+
+async def test_messages_that_the_openai_package_parsed_come_back() -> None:
+    text = CALL.replace('"weather"', '"Weather"')
+    body: dict[str, Any] = {"model": "fake", "messages": [HELLO], "tools": [openai.pydantic_function_tool(Weather)]}
+    async with gateway(answers=[text]) as it, client_of(it) as client:
+        parsed = (await client.chat.completions.parse(**body)).choices[0].message
+        [call] = parsed.tool_calls or []
+        result = {"role": "tool", "tool_call_id": call.id, "content": "x"}
+        for message in (parsed, parsed.model_dump(), parsed.model_dump(exclude_none=True)):
+            await client.chat.completions.create(**{**body, "messages": [HELLO, message, result]})
+        prompts = [request.prompt for request in it.generator.submitted[1:]]
+    assert prompts == [prompts[0]] * 3
 
 
 async def test_the_openai_packages_tool_helpers() -> None:

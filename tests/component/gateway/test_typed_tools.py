@@ -222,6 +222,34 @@ async def test_the_tool_runner_of_the_anthropic_package() -> None:
     assert [block.text for block in last.content if block.type == "text"] == ["Rain."]
 
 
+async def test_an_answer_that_is_cut_within_a_call() -> None:
+    call = '<tool_call>{"name": "weather", "arguments": {"days": 1000000000000000000000000, "city": "Par'
+    asked: dict[str, Any] = {"model": "fake", "max_tokens": len(call), "messages": HI, "tools": OF_MESSAGES}
+    async with gateway(answers=[call]) as server, anthropic_of(server.url) as client:
+        whole = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            final = await stream.get_final_message()
+    for message in (whole, final):
+        [used] = message.content
+        assert used.type == "tool_use"
+        assert (used.input, message.stop_reason) == ({"days": 10**24}, "max_tokens")
+
+
+async def test_output_of_the_packages_comes_back_as_they_write_it() -> None:
+    asked: dict[str, Any] = {"model": "fake", "input": "Hi", "tools": OF_RESPONSES}
+    async with gateway(answers=[f"Let me see.{CALL}"]) as server, openai_of(server.url) as client:
+        response = await client.responses.parse(**asked)
+        async with client.responses.stream(**asked) as stream:
+            final = await stream.get_final_response()
+        for output in (response.output, final.output):
+            for items in (output, [item.to_dict() for item in output], [item.model_dump() for item in output]):
+                await client.responses.create(**{**asked, "input": [*HI, *items]})
+        prompts = [request.prompt for request in server.generator.submitted[2:]]
+    # They differ by the ids of their calls alone.
+    assert len(prompts) == 6
+    assert len(set(prompts)) == 2
+
+
 BAD_TOOL = {"name": "weather", "input_schema": {"type": "object", "properties": {"a": {"not": {}}}}, "strict": True}
 
 
