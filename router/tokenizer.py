@@ -137,7 +137,8 @@ class ByteTokenizer:
         if templates.chat is not None:
             text = templates.chat.render(whole, options)
             style = templates.chat.style
-            return ChatPrompt(list(text.encode()), templates.version, style, _opens_reasoning(style, text))
+            opened = _opens_reasoning(style, text, whole, options)
+            return ChatPrompt(list(text.encode()), templates.version, style, opened)
         if tools := options.variables.get("tools"):
             whole = [{"role": "tools", "content": json.dumps(tools)}, *whole]
         tokens: list[int] = []
@@ -221,7 +222,7 @@ class ModelTokenizer:
 
         whole = templates.with_system(list(messages))
         tokens = self._control.encode(whole, options.variables, render)
-        opened = _opens_reasoning(template.style, self.decode(tokens[-_TAIL_TOKENS:]))
+        opened = _opens_reasoning(template.style, self.decode(tokens[-_TAIL_TOKENS:]), whole, options)
         return ChatPrompt(tokens, templates.version, template.style, opened)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -244,8 +245,13 @@ class ModelTokenizer:
         return value if isinstance(value, int) else self._tokenizer.get_vocab_size(with_added_tokens=True)
 
 
-def _opens_reasoning(style: ChatStyle, prompt: str) -> bool:
-    return style.marks_reasoning and prompt.rstrip().endswith(ReasoningParser.OPEN)
+def _opens_reasoning(style: ChatStyle, prompt: str, messages: Sequence[Message], options: ChatOptions) -> bool:
+    """The prompt ends with the mark, or within the reasoning of a message that is gone on with."""
+    if not style.marks_reasoning:
+        return False
+    said = str(messages[-1].get("content", "")) if options.continue_final_message else ""
+    is_within = said.rfind(ReasoningParser.OPEN) > said.rfind(ReasoningParser.CLOSE)
+    return is_within or prompt.rstrip().endswith(ReasoningParser.OPEN)
 
 
 def _read(path: Path) -> str:
