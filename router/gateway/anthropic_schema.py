@@ -17,7 +17,7 @@ from twostroke.router.formats import read_output_config
 from twostroke.router.gateway.anthropic_errors import THREAD
 from twostroke.router.gateway.anthropic_turns import TEXT_SCHEMA, TURNS_SCHEMA, read_system, read_turns
 from twostroke.router.gateway.foreign_tools import MESSAGES_CHOICE, MESSAGES_NAMES, MESSAGES_TOOLS, from_messages
-from twostroke.router.gateway.schema import validate
+from twostroke.router.gateway.schema import validate, with_form
 from twostroke.router.prepare import GenerateParams, check_params
 from twostroke.router.renaming import renamed, rewritten
 from twostroke.router.tools import read_tools
@@ -93,9 +93,8 @@ def parse_messages(body: dict[str, object], limits: LimitsSection) -> Ask:
             seed=parsed.seed,
             stop=read_stop(parsed.stop_sequences),
             timeout_s=parsed.timeout,
-            grammar=form.grammar if form is not None else None,
-            grammar_field=form.field if form is not None else "output_config",
         )
+        params = with_form(params, form)
         check_params(params, limits)
     return Ask(
         model=parsed.model,
@@ -111,15 +110,7 @@ def parse_messages(body: dict[str, object], limits: LimitsSection) -> Ask:
 def parse_count(body: dict[str, object], limits: LimitsSection) -> Ask:
     """As much of a request as decides how many tokens its prompt has. Raises InvalidRequest naming the field."""
     parsed = validate(CountBody, body, UNSERVED, IGNORED_IN_COUNTS)
-    return Ask(
-        model=parsed.model,
-        prompt=_conversation(parsed, limits),
-        params=GenerateParams(),
-        streamed=False,
-        include_usage=False,
-        salt="",
-        field_names=MESSAGES_NAMES,
-    )
+    return Ask(parsed.model, _conversation(parsed, limits), field_names=MESSAGES_NAMES)
 
 
 def _conversation(body: CountBody, limits: LimitsSection) -> Chat:

@@ -18,7 +18,7 @@ from twostroke.router.content import read_chat_options
 from twostroke.router.formats import Placed, read_text_format
 from twostroke.router.gateway.foreign_tools import RESPONSES_CHOICE, RESPONSES_NAMES, RESPONSES_TOOLS, from_responses
 from twostroke.router.gateway.responses_items import INPUT_SCHEMA, read_items
-from twostroke.router.gateway.schema import StreamOptions, validate
+from twostroke.router.gateway.schema import StreamOptions, validate, with_form
 from twostroke.router.prepare import GenerateParams, check_params
 from twostroke.router.renaming import renamed, rewritten
 from twostroke.router.tools import read_tools
@@ -135,9 +135,8 @@ def parse_responses(body: dict[str, object], limits: LimitsSection) -> Responses
         seed=parsed.seed,
         timeout_s=parsed.timeout,
         logprobs=_logprobs(parsed),
-        grammar=form.grammar if form is not None else None,
-        grammar_field=form.field if form is not None else "text.format",
     )
+    params = with_form(params, form)
     with renamed({"max_tokens": MAX_OUTPUT, "logprobs": "top_logprobs"}):
         check_params(params, limits)
     return ResponsesAsk(
@@ -163,16 +162,7 @@ def parse_responses(body: dict[str, object], limits: LimitsSection) -> Responses
 def parse_input_tokens(body: dict[str, object], limits: LimitsSection) -> Ask:
     """As much of a request as decides how many tokens its prompt has. Raises InvalidRequest naming the field."""
     parsed = _validate(InputTokensBody, body, IGNORED_IN_COUNTS)
-    return Ask(
-        model=parsed.model,
-        prompt=_conversation(parsed, limits),
-        params=GenerateParams(),
-        streamed=False,
-        include_usage=False,
-        salt="",
-        prompt_field="input",
-        field_names=RESPONSES_NAMES,
-    )
+    return Ask(parsed.model, _conversation(parsed, limits), prompt_field="input", field_names=RESPONSES_NAMES)
 
 
 Body = TypeVar("Body", bound=InputTokensBody)

@@ -15,13 +15,12 @@ are called as vLLM calls them; `timeout` is in seconds, `continuation` is `route
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest
-from twostroke.cluster.core.grammar import Grammar
 from twostroke.cluster.core.logprobs import MAX_TOP
 from twostroke.router.ask import Ask, Chat, Prompts
 from twostroke.router.content import (
@@ -32,7 +31,7 @@ from twostroke.router.content import (
     read_stop,
     read_stop_token_ids,
 )
-from twostroke.router.formats import FORMAT_SCHEMA, OUTPUTS_SCHEMA, read_form
+from twostroke.router.formats import FORMAT_SCHEMA, OUTPUTS_SCHEMA, Placed, read_form
 from twostroke.router.gateway.logprobs import LOGIT_BIAS_SCHEMA, read_logit_bias
 from twostroke.router.prepare import MAX_PRIORITY, GenerateParams, check_params, check_range
 from twostroke.router.reduced import check_prompt_alone, with_best_of
@@ -226,8 +225,8 @@ def _ask(
         logprobs=logprobs,
         prompt_logprobs=body.prompt_logprobs,
         priority=body.priority,
-        **_grammar(body),
     )
+    params = with_form(params, read_form(body.response_format, body.structured_outputs))
     check_params(params, limits)
     return Ask(
         model=body.model,
@@ -244,14 +243,8 @@ def _ask(
     )
 
 
-class _GrammarParams(TypedDict, total=False):
-    grammar: Grammar
-    grammar_field: str
-
-
-def _grammar(body: _Body) -> _GrammarParams:
-    form = read_form(body.response_format, body.structured_outputs)
-    return {} if form is None else {"grammar": form.grammar, "grammar_field": form.field}
+def with_form(params: GenerateParams, form: Placed | None) -> GenerateParams:
+    return params if form is None else replace(params, grammar=form.grammar, grammar_field=form.field)
 
 
 Body = TypeVar("Body", bound=BaseModel)
