@@ -56,13 +56,16 @@ class Encoder:
         return Inputs(encoded, echoes=await self.echoes(prompt.prompts) if prompt.echo else ())
 
     async def chat(self, chat: Chat, model: ServedModel, field: str = "messages") -> ChatPrompt:
+        return await asyncio.to_thread(self._chat, chat, model, field)
+
+    def _chat(self, chat: Chat, model: ServedModel, field: str) -> ChatPrompt:
         length = sum(len(text) for message in chat.messages for text in message.values() if isinstance(text, str))
         length += sum(len(json.dumps(message["tool_calls"])) for message in chat.messages if "tool_calls" in message)
         if chat.options.variables:
             length += len(orjson.dumps(chat.options.variables))
         check_length(length, model, self._tokenizer, field)
         with renamed({"messages": field}):
-            return await asyncio.to_thread(self._tokenizer.encode_chat, chat.messages, chat.options)
+            return self._tokenizer.encode_chat(chat.messages, chat.options)
 
     async def prompts(self, prompts: Sequence[tuple[str, Prompt]], model: ServedModel) -> list[Encoded]:
         for field, prompt in prompts:

@@ -10,7 +10,7 @@ A grammar enforces what is required, and the arguments' schema: of calls that ar
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -175,7 +175,7 @@ def read_tools(tools: object, tool_choice: object, parallel_tool_calls: object, 
         case "required":
             return ToolAsk(found, every, forced=True, parallel=parallel)
         case {"type": "function"}:
-            named = _named(tool_choice, found, "tool_choice")
+            named = _named(tool_choice, _indices(found), "tool_choice")
             return ToolAsk(found, (named,), forced=True, named=True)
         case {"type": "allowed_tools"}:
             allowed, forced = _read_allowed(tool_choice, found)
@@ -185,23 +185,30 @@ def read_tools(tools: object, tool_choice: object, parallel_tool_calls: object, 
     )
 
 
-def _named(value: object, tools: Collection[Tool], field: str) -> int:
+def _indices(tools: Sequence[Tool]) -> dict[str, int]:
+    return {tool.name: index for index, tool in enumerate(tools)}
+
+
+def _named(value: object, indices: Mapping[str, int], field: str) -> int:
     """The index of `{"type": "function", "function": {"name": ...}}`."""
     match value:
-        case {"type": "function", "function": {"name": str(name)}}:
-            index = next((index for index, tool in enumerate(tools) if tool.name == name), None)
-            if index is not None:
-                return index
+        case {"type": "function", "function": {"name": str(name), **more}, **others} if name in indices:
+            _known(others, (), field)
+            _known(more, (), f"{field}.function")
+            return indices[name]
     raise InvalidRequest("no tool has this name", f"{field}.function.name")
 
 
-def _read_allowed(value: object, tools: Collection[Tool]) -> tuple[tuple[int, ...], bool]:
+def _read_allowed(value: object, tools: Sequence[Tool]) -> tuple[tuple[int, ...], bool]:
     """(indices, whether one must be called)."""
     field = "tool_choice.allowed_tools"
     match value:
         case {"allowed_tools": {"mode": "auto" | "required" as mode, "tools": [_, *_] as named}}:
-            indices = {_named(item, tools, f"{field}.tools[{number}]") for number, item in enumerate(named)}
-            return tuple(sorted(indices)), mode == "required"
+            if len(named) > len(tools):
+                raise InvalidRequest(f"there are {len(tools)} tools, not {len(named)}", f"{field}.tools")
+            indices = _indices(tools)
+            chosen = {_named(item, indices, f"{field}.tools[{number}]") for number, item in enumerate(named)}
+            return tuple(sorted(chosen)), mode == "required"
     raise InvalidRequest("allowed_tools has a mode, auto or required, and a list of tools", field)
 
 
@@ -266,9 +273,13 @@ def read_tool_calls(value: object, field: str) -> list[Json]:
     """
     if not isinstance(value, list):
         raise InvalidRequest("tool_calls must be a list", field)
-    if len(value) > MAX_CALLS:
-        raise InvalidRequest(f"at most {MAX_CALLS} tool calls, not {len(value)}", field)
+    check_num_calls(len(value), field)
     return [_read_call(item, f"{field}[{index}]") for index, item in enumerate(value)]
+
+
+def check_num_calls(count: int, field: str) -> None:
+    if count > MAX_CALLS:
+        raise InvalidRequest(f"at most {MAX_CALLS} tool calls in a message, not {count}", field)
 
 
 def _read_call(value: object, field: str) -> Json:
@@ -318,7 +329,7 @@ def _parts(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _known(value: Json, names: tuple[str, ...], field: str) -> None:
-    unknown = next((name for name in value if name not in names), None)
+def _known(given: Iterable[object], names: tuple[str, ...], field: str) -> None:
+    unknown = next((str(name) for name in given if name not in names), None)
     if unknown is not None:
         raise InvalidRequest(f"unknown field {unknown[:128]!r}", f"{field}.{unknown[:128]}")

@@ -15,6 +15,7 @@ from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.router.chat_template import Message
 from twostroke.router.content import read_messages
 from twostroke.router.renaming import rewritten
+from twostroke.router.tools import check_num_calls
 
 ROLES = ("user", "assistant")
 _FIELDS = {
@@ -72,7 +73,12 @@ def read_turns(value: object, limits: LimitsSection) -> list[Message]:
         raise InvalidRequest("messages must be a list of at least one message", "messages")
     if len(value) > limits.max_messages:
         raise InvalidRequest(f"at most {limits.max_messages} messages, not {len(value)}", "messages")
-    return [message for index, turn in enumerate(value) for message in _turn(turn, f"messages[{index}]")]
+    messages: list[Message] = []
+    for index, turn in enumerate(value):
+        messages += _turn(turn, f"messages[{index}]", limits)
+        if len(messages) > limits.max_messages:  # each result of a tool is one
+            raise InvalidRequest(f"at most {limits.max_messages} messages and results of tools", "messages")
+    return messages
 
 
 def read_system(value: object) -> list[Message]:
@@ -84,7 +90,7 @@ def read_system(value: object) -> list[Message]:
     return [_message({"role": "system", "content": _texts(value, "system")}, "system", ("item[0].content", "system"))]
 
 
-def _turn(turn: object, path: str) -> list[Message]:
+def _turn(turn: object, path: str, limits: LimitsSection) -> list[Message]:
     if not isinstance(turn, dict):
         raise InvalidRequest("a message must be an object", path)
     role, content = turn.get("role"), turn.get("content")
@@ -95,6 +101,8 @@ def _turn(turn: object, path: str) -> list[Message]:
             raise InvalidRequest("this field of a message is not supported here", f"{path}.{name[:128]}")
     if not isinstance(content, list) or not content:
         return [_message({"role": role, "content": content}, path)]
+    if len(content) > limits.max_messages:
+        raise InvalidRequest(f"at most {limits.max_messages} blocks, not {len(content)}", f"{path}.content")
     blocks = [(_kind(block, role, f"{path}.content[{index}]"), block) for index, block in enumerate(content)]
     places = [(kind, block, f"{path}.content[{index}]") for index, (kind, block) in enumerate(blocks)]
     texts = [_text(block, place) for kind, block, place in places if kind == "text"]
@@ -105,7 +113,9 @@ def _turn(turn: object, path: str) -> list[Message]:
     if texts:
         message = _message({"role": role, "content": texts}, path)
     thoughts = [_thought(block, place) for kind, block, place in places if kind == "thinking"]
-    calls = [_call(block, place) for kind, block, place in places if kind == "tool_use"]
+    used = [(block, place) for kind, block, place in places if kind == "tool_use"]
+    check_num_calls(len(used), f"{path}.content")
+    calls = [_call(block, place) for block, place in used]
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)
     if calls:
@@ -119,8 +129,9 @@ def _kind(block: object, role: str, path: str) -> str:
     if not isinstance(block, dict) or kind not in known:
         shown = f", not {kind[:64]!r}" if isinstance(kind, str) else ""
         raise InvalidRequest(f"blocks of the {role}'s can be of type {', '.join(known)} here{shown}", f"{path}.type")
-    unknown = next((name for name in block if name not in ("type", "cache_control", *_FIELDS[kind])), None)
-    if unknown is not None and block[unknown] is not None:
+    known = ("type", "cache_control", *_FIELDS[kind])
+    unknown = next((name for name, value in block.items() if name not in known and value is not None), None)
+    if unknown is not None:
         raise InvalidRequest("this field of a block is not supported here", f"{path}.{unknown[:128]}")
     return str(kind)
 

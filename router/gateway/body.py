@@ -4,6 +4,8 @@ JSON is what RFC 8259 says: UTF-8, no NaN or Infinity, no lone surrogates; and o
 """
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeVar
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -13,14 +15,16 @@ from starlette.types import Receive, Scope
 from twostroke.cluster.config import RouterSection
 from twostroke.cluster.core.errors import BodyTooLarge, InvalidRequest
 
+T = TypeVar("T")
+
+LARGE_BYTES = 64 << 10
 READ_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 1.0
 
 
-async def read_object(scope: Scope, receive: Receive, config: RouterSection) -> dict[str, object]:
-    """The JSON object in the body, of at most `max_body_bytes` and `limits.max_json_depth` levels.
-
-    Raises InvalidRequest, BodyTooLarge as soon as that is known, HTTPException (408, 415) or ClientDisconnect.
+async def read_body(scope: Scope, receive: Receive, config: RouterSection) -> bytearray:
+    """At most `max_body_bytes`. Raises BodyTooLarge as soon as that is known, HTTPException (408, 415) or
+    ClientDisconnect.
     """
     max_bytes = config.max_body_bytes
     headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -33,13 +37,25 @@ async def read_object(scope: Scope, receive: Receive, config: RouterSection) -> 
         raise _too_large(max_bytes)
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            data = await _read(receive, max_bytes)
+            return await _read(receive, max_bytes)
     except TimeoutError:
         raise HTTPException(408, f"the body did not arrive within {READ_TIMEOUT_S:g} s") from None
-    return parse_object(data, config.limits.max_json_depth)
 
 
-def parse_object(data: bytes | bytearray, max_depth: int) -> dict[str, object]:
+async def parsed(data: bytearray, parse: Callable[[dict[str, object]], T], config: RouterSection) -> T:
+    """What `parse` makes of the JSON object in a body, of at most `limits.max_json_depth` levels. It is called in a
+    thread for a large body: the smallest of pieces, 100,000 of them, take seconds, and streams are to go on meanwhile.
+
+    Raises InvalidRequest.
+    """
+
+    def understand() -> T:
+        return parse(_object_in(data, config.limits.max_json_depth))
+
+    return await asyncio.to_thread(understand) if len(data) > LARGE_BYTES else understand()
+
+
+def _object_in(data: bytearray, max_depth: int) -> dict[str, object]:
     """Raises InvalidRequest for anything but one JSON object."""
     try:
         value = orjson.loads(data)

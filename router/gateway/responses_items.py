@@ -85,7 +85,10 @@ def _join(last: dict[str, object], message: Mapping[str, object]) -> bool:
         return False
     calls, more = last.get("tool_calls"), message.get("tool_calls")
     if isinstance(more, list):
-        last["tool_calls"] = [*calls, *more] if isinstance(calls, list) else more
+        if isinstance(calls, list):
+            calls.extend(more)
+        else:
+            last["tool_calls"] = more
         return True
     if calls is None and not last["content"] and "reasoning_content" not in message:
         last["content"] = message["content"]

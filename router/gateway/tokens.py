@@ -1,6 +1,7 @@
 """`/tokenize` and `/detokenize`, in the shapes that vLLM gave them. Nothing is generated, nothing is admitted."""
 
 import asyncio
+from functools import partial
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
@@ -12,7 +13,7 @@ from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.router.ask import Chat
 from twostroke.router.content import read_chat_options, read_ids, read_messages
 from twostroke.router.encode import Encoder
-from twostroke.router.gateway.body import read_object
+from twostroke.router.gateway.body import parsed, read_body
 from twostroke.router.gateway.errors import json_response
 from twostroke.router.gateway.schema import IDS, Messages, Tools, Variables, validate
 from twostroke.router.prepare import check_length, serving
@@ -60,18 +61,15 @@ class Tokens:
         self._encoder = Encoder(tokenizer)
 
     async def tokenize(self, request: Request) -> Response:
-        body = await read_object(request.scope, request.receive, self._config)
-        if body.get("messages") is not None and body.get("prompt") is not None:
-            raise InvalidRequest("either prompt or messages, not both", "messages")
-        if body.get("messages") is not None:
-            chat = validate(TokenizeChatBody, body)
-            model = serving(chat.model, self._generator)
-            tokens, with_texts = await self._chat(chat, model), chat.return_token_strs
+        data = await read_body(request.scope, request.receive, self._config)
+        body, chat = await parsed(data, self._parse, self._config)
+        model = serving(body.model, self._generator)
+        if chat is not None:
+            tokens = (await self._encoder.chat(chat, model)).tokens
         else:
-            text = validate(TokenizeTextBody, body)
-            model = serving(text.model, self._generator)
-            tokens, with_texts = await self._text(text, model), text.return_token_strs
-        texts = [self._tokenizer.token_text(token) for token in tokens] if with_texts else None
+            assert isinstance(body, TokenizeTextBody)
+            tokens = await self._text(body, model)
+        texts = [self._tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
         return json_response(
             {"count": len(tokens), "max_model_len": model.max_context, "tokens": tokens, "token_strs": texts}
         )
@@ -80,7 +78,12 @@ class Tokens:
         check_length(len(body.prompt), model, self._tokenizer, "prompt")
         return await asyncio.to_thread(self._tokenizer.encode, body.prompt, add_special_tokens=body.add_special_tokens)
 
-    async def _chat(self, body: TokenizeChatBody, model: ServedModel) -> list[int]:
+    def _parse(self, fields: dict[str, object]) -> tuple[TokenizeTextBody | TokenizeChatBody, Chat | None]:
+        if fields.get("messages") is None:
+            return validate(TokenizeTextBody, fields), None
+        if fields.get("prompt") is not None:
+            raise InvalidRequest("either prompt or messages, not both", "messages")
+        body = validate(TokenizeChatBody, fields)
         if body.add_special_tokens:
             raise InvalidRequest("the chat template brings the special tokens", "add_special_tokens")
         limits = self._config.limits
@@ -88,11 +91,11 @@ class Tokens:
         options = read_chat_options(
             body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs, tools
         )
-        chat = Chat(read_messages(body.messages, limits.max_messages, with_tools=True), options)
-        return (await self._encoder.chat(chat, model)).tokens
+        return body, Chat(read_messages(body.messages, limits.max_messages, with_tools=True), options)
 
     async def detokenize(self, request: Request) -> Response:
-        body = validate(DetokenizeBody, await read_object(request.scope, request.receive, self._config))
+        data = await read_body(request.scope, request.receive, self._config)
+        body = await parsed(data, partial(validate, DetokenizeBody), self._config)
         serving(body.model, self._generator)
         if not isinstance(body.tokens, list):
             raise InvalidRequest("tokens must be a list of token ids", "tokens")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import threading
 import time
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from tests.gateway_server import CHAT, COMPLETION, TIMEOUT_S, Gateway, gateway
 from tests.waiting import on_this_machine
 from twostroke.cluster.config import LimitsSection, RouterSection
+from twostroke.cluster.core.errors import InvalidRequest
+from twostroke.router.gateway.body import LARGE_BYTES, parsed
 
 USER = {"role": "user", "content": "Hi"}
 ANY: dict[str, Any] = {}
@@ -120,6 +123,37 @@ async def test_depth_counts_levels_not_brackets() -> None:
         answer = await server.client.post(CHAT, content=data, headers={"content-type": "application/json"})
         assert answer.status_code == 400
         assert "10 levels" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages", "/tokenize"])
+async def test_as_deep_as_any_configuration_allows(path: str) -> None:
+    deep = {"type": "object", "properties": nested(240)}
+    tool: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    if path == "/v1/responses":
+        tool = {"type": "function", "name": "f", "parameters": deep}
+    elif path == "/v1/messages":
+        tool = {"name": "f", "input_schema": deep}
+    said = {"input": "Hi"} if path == "/v1/responses" else {"messages": [USER]}
+    async with gateway(RouterSection(limits=LimitsSection(max_json_depth=250))) as server:
+        most = {"max_tokens": 9} if path == "/v1/messages" else {}
+        answer = await server.post(path, {"model": "fake", **said, **most, "tools": [tool]})
+        # The fake's context is too small for it, which was found out by writing it down.
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_only_a_large_body_is_understood_in_a_thread() -> None:
+    def parse(body: dict[str, object]) -> int:
+        if not body:
+            raise InvalidRequest("empty")
+        return threading.get_ident()
+
+    config = RouterSection()
+    assert await parsed(bytearray(b'{"a": 1}'), parse, config) == threading.get_ident()
+    assert await parsed(bytearray(b'{"a": "' + b"x" * LARGE_BYTES + b'"}'), parse, config) != threading.get_ident()
+    for data in (b"{}", b"{}" + b" " * LARGE_BYTES):
+        with pytest.raises(InvalidRequest):
+            await parsed(bytearray(data), parse, config)
 
 
 BIG = b"9" * 400

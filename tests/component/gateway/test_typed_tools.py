@@ -250,6 +250,8 @@ async def test_output_of_the_packages_comes_back_as_they_write_it() -> None:
     assert len(set(prompts)) == 2
 
 
+USED = {"type": "tool_use", "id": "a", "name": "weather", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "a"}
 BAD_TOOL = {"name": "weather", "input_schema": {"type": "object", "properties": {"a": {"not": {}}}}, "strict": True}
 
 
@@ -262,6 +264,20 @@ BAD_TOOL = {"name": "weather", "input_schema": {"type": "object", "properties": 
         pytest.param({"tools": [BAD_TOOL]}, "tools[0].input_schema", id="a schema that cannot be enforced"),
         pytest.param({"tools": OF_MESSAGES, "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name", id="x"),
         pytest.param({"tools": OF_MESSAGES, "tool_choice": "auto"}, "tool_choice", id="choice's type"),
+        pytest.param(
+            {"messages": [{"role": "assistant", "content": [USED] * 129}, *HI]}, "messages[0].content", id="many calls"
+        ),
+        pytest.param(
+            {"messages": [{"role": "user", "content": [RESULT] * 8193}]}, "messages[0].content", id="many results"
+        ),
+        pytest.param(
+            {"messages": [{"role": "user", "content": [RESULT] * 5000}] * 2}, "messages", id="many results in all"
+        ),
+        pytest.param(
+            {"messages": [{"role": "user", "content": [{**RESULT, "x": None, "y": 1}]}]},
+            "messages[0].content[0].y",
+            id="unknown beside null",
+        ),
         pytest.param({"tool_choice": {"type": "any"}}, "tool_choice", id="no tools"),
         pytest.param(
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},
