@@ -11,6 +11,7 @@ from typing import Any
 from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.router.ask import Prompt
 from twostroke.router.chat_template import RESERVED, ChatOptions, Message
+from twostroke.router.renaming import rewritten
 from twostroke.router.tools import CALLS_SCHEMA, ToolAsk, read_tool_calls
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -128,7 +129,13 @@ def read_messages(
     return [_message(message, f"{field}[{index}]", with_tools) for index, message in enumerate(value)]
 
 
-def _message(value: object, path: str, with_tools: bool) -> Message:
+def read_message(value: object, path: str, *names: tuple[str, str]) -> dict[str, object]:
+    """One, as a chat with tools may have it, made of what another API calls otherwise: see `rewritten` for `names`."""
+    with rewritten(names):
+        return _message(value, path, with_tools=True)
+
+
+def _message(value: object, path: str, with_tools: bool) -> dict[str, object]:
     if not isinstance(value, dict):
         raise InvalidRequest("a message must be an object", path)
     role = value.get("role")

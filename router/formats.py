@@ -9,7 +9,7 @@ A schema is enforced whether `strict` is set or not, and with everything in it: 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -86,7 +86,7 @@ def read_output_config(value: object) -> Placed | None:
     form = _object(config["format"], field)
     if form.get("type") != "json_schema":
         raise InvalidRequest("type must be json_schema", f"{field}.type")
-    _known(form, ("type", "schema"), field)
+    check_known(form, ("type", "schema"), field)
     return Placed(schema_grammar(form.get("schema"), f"{field}.schema"), f"{field}.schema")
 
 
@@ -96,7 +96,7 @@ def read_form(response_format: object, structured_outputs: object) -> Placed | N
     if structured_outputs is None:
         return form
     outputs = _object(structured_outputs, "structured_outputs")
-    _known(outputs, (*_OUTPUTS, "disable_any_whitespace"), "structured_outputs")
+    check_known(outputs, (*_OUTPUTS, "disable_any_whitespace"), "structured_outputs")
     compact = outputs.get("disable_any_whitespace") or False
     if not isinstance(compact, bool):
         raise InvalidRequest("must be true or false", "structured_outputs.disable_any_whitespace")
@@ -118,13 +118,13 @@ def _read_response_format(value: object, field: str = "response_format") -> Plac
     form = _object(value, field)
     match form.get("type"):
         case "text":
-            _known(form, ("type",), field)
+            check_known(form, ("type",), field)
             return None
         case "json_object":
-            _known(form, ("type",), field)
+            check_known(form, ("type",), field)
             return Placed(ANY_OBJECT, field)
         case "json_schema":
-            _known(form, ("type", "json_schema"), field)
+            check_known(form, ("type", "json_schema"), field)
             return _read_json_schema(form.get("json_schema"), f"{field}.json_schema")
         case _:
             raise InvalidRequest("type must be one of text, json_object, json_schema", f"{field}.type")
@@ -132,7 +132,7 @@ def _read_response_format(value: object, field: str = "response_format") -> Plac
 
 def _read_json_schema(value: object, field: str) -> Placed:
     form = _object(value, field)
-    _known(form, ("name", "description", "schema", "strict"), field)
+    check_known(form, ("name", "description", "schema", "strict"), field)
     name = form.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequest("a name has 1 to 64 letters, digits, _ and -", f"{field}.name")
@@ -200,7 +200,8 @@ def _object(value: object, field: str) -> Mapping[str, object]:
     return value
 
 
-def _known(form: Mapping[str, object], names: tuple[str, ...], field: str) -> None:
-    unknown = next((name for name in form if name not in names), None)
+def check_known(given: Iterable[object], names: tuple[str, ...], field: str) -> None:
+    """Raises InvalidRequest for a field of an object that is not one of `names`."""
+    unknown = next((str(name) for name in given if name not in names), None)
     if unknown is not None:
         raise InvalidRequest(f"unknown field {unknown[:128]!r}", f"{field}.{unknown[:128]}")

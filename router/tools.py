@@ -10,7 +10,7 @@ A grammar enforces what is required, and the arguments' schema: of calls that ar
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -18,7 +18,7 @@ import orjson
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.cluster.core.grammar import Grammar, GrammarKind
-from twostroke.router.formats import Placed, schema_grammar
+from twostroke.router.formats import Placed, check_known, schema_grammar
 from twostroke.router.tool_calls import ToolFormat
 from twostroke.router.tool_grammar import Callee, forced_grammar, free_grammar, json_or_calls_grammar
 
@@ -193,8 +193,8 @@ def _named(value: object, indices: Mapping[str, int], field: str) -> int:
     """The index of `{"type": "function", "function": {"name": ...}}`."""
     match value:
         case {"type": "function", "function": {"name": str(name), **more}, **others} if name in indices:
-            _known(others, (), field)
-            _known(more, (), f"{field}.function")
+            check_known(others, (), field)
+            check_known(more, (), f"{field}.function")
             return indices[name]
     raise InvalidRequest("no tool has this name", f"{field}.function.name")
 
@@ -231,12 +231,12 @@ def _read_list(value: object, limits: LimitsSection) -> tuple[Tool, ...]:
 def _read_tool(value: object, field: str, limits: LimitsSection) -> Tool:
     if not isinstance(value, dict) or value.get("type") != "function":
         raise InvalidRequest("only tools of type function are supported", f"{field}.type")
-    _known(value, ("type", "function"), field)
+    check_known(value, ("type", "function"), field)
     function = value.get("function")
     field = f"{field}.function"
     if not isinstance(function, dict):
         raise InvalidRequest("a function must be an object", field)
-    _known(function, ("name", "description", "parameters", "strict"), field)
+    check_known(function, ("name", "description", "parameters", "strict"), field)
     name = _read_name(function.get("name"), f"{field}.name")
     description, strict = function.get("description"), function.get("strict")
     if not isinstance(description, str | None):
@@ -285,14 +285,14 @@ def check_num_calls(count: int, field: str) -> None:
 def _read_call(value: object, field: str) -> Json:
     if not isinstance(value, dict) or value.get("type", "function") != "function":
         raise InvalidRequest("only calls of type function are supported", f"{field}.type")
-    _known(value, ("id", "type", "function", "index"), field)
+    check_known(value, ("id", "type", "function", "index"), field)
     call_id, function = value.get("id"), value.get("function")
     if not isinstance(call_id, str | None):
         raise InvalidRequest("an id must be a string", f"{field}.id")
     if not isinstance(function, dict):
         raise InvalidRequest("a function must be an object", f"{field}.function")
     # The last is what OpenAI's own package made of the arguments.
-    _known(function, ("name", "arguments", "parsed_arguments"), f"{field}.function")
+    check_known(function, ("name", "arguments", "parsed_arguments"), f"{field}.function")
     name = _read_name(function.get("name"), f"{field}.function.name")
     arguments = _read_arguments(function.get("arguments"), f"{field}.function.arguments")
     return {"id": call_id or "", "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -327,9 +327,3 @@ def _parts(value: object) -> list[object]:
     if isinstance(value, dict):
         return list(value.values())
     return value if isinstance(value, list) else []
-
-
-def _known(given: Iterable[object], names: tuple[str, ...], field: str) -> None:
-    unknown = next((str(name) for name in given if name not in names), None)
-    if unknown is not None:
-        raise InvalidRequest(f"unknown field {unknown[:128]!r}", f"{field}.{unknown[:128]}")

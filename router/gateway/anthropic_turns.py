@@ -13,8 +13,7 @@ import orjson
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.router.chat_template import Message
-from twostroke.router.content import read_messages
-from twostroke.router.renaming import rewritten
+from twostroke.router.content import read_message
 from twostroke.router.tools import check_num_calls
 
 ROLES = ("user", "assistant")
@@ -87,7 +86,9 @@ def read_system(value: object) -> list[Message]:
         return []
     if not isinstance(value, str | list) or value == []:
         raise InvalidRequest("system must be a string or a list of text blocks", "system")
-    return [_message({"role": "system", "content": _texts(value, "system")}, "system", ("item[0].content", "system"))]
+    return [
+        read_message({"role": "system", "content": _texts(value, "system")}, "system", ("system.content", "system"))
+    ]
 
 
 def _turn(turn: object, path: str, limits: LimitsSection) -> list[Message]:
@@ -100,7 +101,7 @@ def _turn(turn: object, path: str, limits: LimitsSection) -> list[Message]:
         if name not in ("role", "content"):
             raise InvalidRequest("this field of a message is not supported here", f"{path}.{name[:128]}")
     if not isinstance(content, list) or not content:
-        return [_message({"role": role, "content": content}, path)]
+        return [read_message({"role": role, "content": content}, path)]
     if len(content) > limits.max_messages:
         raise InvalidRequest(f"at most {limits.max_messages} blocks, not {len(content)}", f"{path}.content")
     blocks = [(_kind(block, role, f"{path}.content[{index}]"), block) for index, block in enumerate(content)]
@@ -108,10 +109,10 @@ def _turn(turn: object, path: str, limits: LimitsSection) -> list[Message]:
     texts = [_text(block, place) for kind, block, place in places if kind == "text"]
     if role == "user":
         results = [_result(block, place) for kind, block, place in places if kind == "tool_result"]
-        return [*results, *([_message({"role": role, "content": texts}, path)] if texts else [])]
+        return [*results, *([read_message({"role": role, "content": texts}, path)] if texts else [])]
     message: dict[str, object] = {"role": role, "content": ""}
     if texts:
-        message = _message({"role": role, "content": texts}, path)
+        message = read_message({"role": role, "content": texts}, path)
     thoughts = [_thought(block, place) for kind, block, place in places if kind == "thinking"]
     used = [(block, place) for kind, block, place in places if kind == "tool_use"]
     check_num_calls(len(used), f"{path}.content")
@@ -169,7 +170,7 @@ def _result(block: Mapping[str, object], path: str) -> dict[str, object]:
     if not isinstance(call_id, str):
         raise InvalidRequest("a tool_use_id must be a string", f"{path}.tool_use_id")
     said = _texts("" if content in (None, []) else content, f"{path}.content")
-    return _message({"role": "tool", "tool_call_id": call_id, "content": said}, path)
+    return read_message({"role": "tool", "tool_call_id": call_id, "content": said}, path)
 
 
 def _call(block: Mapping[str, object], path: str) -> object:
@@ -181,14 +182,8 @@ def _call(block: Mapping[str, object], path: str) -> object:
         raise InvalidRequest("input must be an object", f"{path}.input")
     function = {"name": block.get("name"), "arguments": orjson.dumps(arguments).decode()}
     plain = {"role": "assistant", "content": None, "tool_calls": [{"id": call_id, "function": function}]}
-    names = (("item[0].tool_calls[0].function.arguments", f"{path}.input"), ("item[0].tool_calls[0].function", path))
-    calls = _message(plain, path, *names)["tool_calls"]
+    function_path = f"{path}.tool_calls[0].function"
+    names = ((f"{function_path}.arguments", f"{path}.input"), (function_path, path))
+    calls = read_message(plain, path, *names)["tool_calls"]
     assert isinstance(calls, list)
     return calls[0]
-
-
-def _message(plain: Mapping[str, object], path: str, *names: tuple[str, str]) -> dict[str, object]:
-    """By the rules of chats; what is wrong is said of the client's own fields."""
-    with rewritten((*names, ("item[0]", path))):
-        [message] = read_messages([plain], 1, "item", with_tools=True)
-    return dict(message)

@@ -12,8 +12,7 @@ from typing import Any
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.router.chat_template import Message
-from twostroke.router.content import read_messages
-from twostroke.router.renaming import rewritten
+from twostroke.router.content import read_message
 
 _TEXT_PARTS = {
     "input_text": {"type", "text", "prompt_cache_breakpoint"},
@@ -106,7 +105,7 @@ def _read(item: object, path: str) -> dict[str, object] | None:
         plain["content"] = _content(item.get("content"), f"{path}.content")
         if plain.get("role") == "tool":  # a chat's, not an item's
             raise InvalidRequest("role must be one of system, developer, user, assistant", f"{path}.role")
-        return _message(plain, path)
+        return read_message(plain, path)
     if not isinstance(kind, str) or kind not in _FIELDS:
         raise InvalidRequest(f"items of type {str(kind)[:64]!r} are not supported here", f"{path}.type")
     for name, value in item.items():
@@ -127,7 +126,7 @@ def _call(item: Mapping[str, object], path: str) -> dict[str, object]:
         raise InvalidRequest("a call_id must be a string", f"{path}.call_id")
     function = {"name": item.get("name"), "arguments": item.get("arguments")}
     plain = {"role": "assistant", "content": None, "tool_calls": [{"id": call_id, "function": function}]}
-    return _message(plain, path, ("item[0].tool_calls[0].function", path))
+    return read_message(plain, path, (f"{path}.tool_calls[0].function", path))
 
 
 def _output(item: Mapping[str, object], path: str) -> dict[str, object]:
@@ -136,7 +135,7 @@ def _output(item: Mapping[str, object], path: str) -> dict[str, object]:
         raise InvalidRequest("a call_id must be a string", f"{path}.call_id")
     output = _content(item.get("output"), f"{path}.output")
     plain = {"role": "tool", "content": output, "tool_call_id": call_id}
-    return _message(plain, path, ("item[0].content", f"{path}.output"))
+    return read_message(plain, path, (f"{path}.content", f"{path}.output"))
 
 
 def _reasoning(item: Mapping[str, object], path: str) -> dict[str, object] | None:
@@ -153,13 +152,6 @@ def _reasoning(item: Mapping[str, object], path: str) -> dict[str, object] | Non
             case _:
                 raise InvalidRequest("a part of reasoning_text and its text is wanted", f"{path}.content[{index}]")
     return {"role": "assistant", "content": "", "reasoning_content": "\n".join(texts)}
-
-
-def _message(plain: Mapping[str, object], path: str, *names: tuple[str, str]) -> dict[str, object]:
-    """By the rules of chats; what is wrong is said of the item."""
-    with rewritten((*names, ("item[0]", path))):
-        [message] = read_messages([plain], 1, "item", with_tools=True)
-    return dict(message)
 
 
 def _content(value: object, path: str) -> object:
