@@ -39,7 +39,7 @@ from twostroke.router.encode import Encoder, Inputs
 from twostroke.router.gateway.answer import Answer
 from twostroke.router.gateway.anthropic import MessagesTelling
 from twostroke.router.gateway.anthropic_schema import parse_count, parse_messages
-from twostroke.router.gateway.body import drain, parsed, read_body
+from twostroke.router.gateway.body import drain, parse_body, read_body
 from twostroke.router.gateway.edge import Edge
 from twostroke.router.gateway.errors import HTTP_CODES, json_response, refusal
 from twostroke.router.gateway.fingerprint import system_fingerprint
@@ -220,7 +220,7 @@ class _Generating:
         """Everything before `_prepare`: what cannot be understood, or not here, is refused."""
         data = await read_body(request.scope, request.receive, self._config)
         started_at = self._clock.now()
-        ask = await parsed(data, lambda body: parse(body, self._config.limits), self._config)
+        ask = await parse_body(data, lambda body: parse(body, self._config.limits), self._config)
         model = serving(ask.model, self._generator)
         opened = None if ask.continuation is None else self._continuations.open(ask.continuation, model.max_context)
         parsed_at = self._clock.now()

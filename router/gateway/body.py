@@ -42,7 +42,7 @@ async def read_body(scope: Scope, receive: Receive, config: RouterSection) -> by
         raise HTTPException(408, f"the body did not arrive within {READ_TIMEOUT_S:g} s") from None
 
 
-async def parsed(data: bytearray, parse: Callable[[dict[str, object]], T], config: RouterSection) -> T:
+async def parse_body(data: bytearray, parse: Callable[[dict[str, object]], T], config: RouterSection) -> T:
     """What `parse` makes of the JSON object in a body, of at most `limits.max_json_depth` levels. It is called in a
     thread for a large body: the smallest of pieces, 100,000 of them, take seconds, and streams are to go on meanwhile.
 

@@ -13,7 +13,7 @@ from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.router.ask import Chat
 from twostroke.router.content import read_chat_options, read_ids, read_messages
 from twostroke.router.encode import Encoder
-from twostroke.router.gateway.body import parsed, read_body
+from twostroke.router.gateway.body import parse_body, read_body
 from twostroke.router.gateway.errors import json_response
 from twostroke.router.gateway.schema import IDS, Messages, Tools, Variables, validate
 from twostroke.router.prepare import check_length, serving
@@ -62,7 +62,7 @@ class Tokens:
 
     async def tokenize(self, request: Request) -> Response:
         data = await read_body(request.scope, request.receive, self._config)
-        body, chat = await parsed(data, self._parse, self._config)
+        body, chat = await parse_body(data, self._parse, self._config)
         model = serving(body.model, self._generator)
         if chat is not None:
             tokens = (await self._encoder.chat(chat, model)).tokens
@@ -95,7 +95,7 @@ class Tokens:
 
     async def detokenize(self, request: Request) -> Response:
         data = await read_body(request.scope, request.receive, self._config)
-        body = await parsed(data, partial(validate, DetokenizeBody), self._config)
+        body = await parse_body(data, partial(validate, DetokenizeBody), self._config)
         serving(body.model, self._generator)
         if not isinstance(body.tokens, list):
             raise InvalidRequest("tokens must be a list of token ids", "tokens")

@@ -13,7 +13,7 @@ from tests.gateway_server import CHAT, COMPLETION, TIMEOUT_S, Gateway, gateway
 from tests.waiting import on_this_machine
 from twostroke.cluster.config import LimitsSection, RouterSection
 from twostroke.cluster.core.errors import InvalidRequest
-from twostroke.router.gateway.body import LARGE_BYTES, parsed
+from twostroke.router.gateway.body import LARGE_BYTES, parse_body
 
 USER = {"role": "user", "content": "Hi"}
 ANY: dict[str, Any] = {}
@@ -149,11 +149,11 @@ async def test_only_a_large_body_is_understood_in_a_thread() -> None:
         return threading.get_ident()
 
     config = RouterSection()
-    assert await parsed(bytearray(b'{"a": 1}'), parse, config) == threading.get_ident()
-    assert await parsed(bytearray(b'{"a": "' + b"x" * LARGE_BYTES + b'"}'), parse, config) != threading.get_ident()
+    assert await parse_body(bytearray(b'{"a": 1}'), parse, config) == threading.get_ident()
+    assert await parse_body(bytearray(b'{"a": "' + b"x" * LARGE_BYTES + b'"}'), parse, config) != threading.get_ident()
     for data in (b"{}", b"{}" + b" " * LARGE_BYTES):
         with pytest.raises(InvalidRequest):
-            await parsed(bytearray(data), parse, config)
+            await parse_body(bytearray(data), parse, config)
 
 
 BIG = b"9" * 400
