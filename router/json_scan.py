@@ -2,6 +2,8 @@
 
     { "name" : "..." , "arguments" : {...} }      either order; other members are passed over
 
+The first is one that calls begin with: else it is other JSON, which need not wait for its end to be told.
+
 Arguments go out as they are written, from when the name is known; but what may not stand in a JSON string, line breaks
 and backslashes that escape nothing, goes out escaped. Models also write them as a string that holds JSON, as null, or
 not at all where there are none to give: these go out as the object they mean.
@@ -12,6 +14,7 @@ import re
 from collections.abc import Callable, Collection
 
 _ARGUMENTS = ("arguments", "parameters")
+_FIRST = ("name", *_ARGUMENTS, "type", "id")
 _CLOSERS = {"{": "}", "[": "]"}
 _NONE = "{}"
 _SPACE = " \t\r\n"
@@ -109,7 +112,9 @@ class CallScan:
     def _in_key(self, character: str) -> bool:
         self._text.append(character)
         if self._value.feed(character):
+            is_first = not self._key
             self._key, self._step = _loaded("".join(self._text)) or "", self._before_colon
+            self.over = is_first and self._key not in _FIRST
         return True
 
     def _before_colon(self, character: str) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.answer_texts import CALLS, HERMES, LLAMA, MISTRAL, NOISE, OFFERED, WORDS, cut, written
-from twostroke.router.answer_parts import Call, CallArguments, CallBegin, Parsed, Part, gather
+from twostroke.router.answer_parts import Call, CallArguments, CallBegin, Content, Parsed, Part, gather
 from twostroke.router.tool_calls import ChatStyle, ToolFormat, make_parser, style_of
 
 
@@ -153,7 +153,8 @@ def test_line_breaks_that_a_model_did_not_escape(calls: list[tuple[str, object]]
 
 @pytest.mark.parametrize("name", ["name", "arguments", "other"])
 def test_values_as_deep_as_a_model_likes(name: str) -> None:
-    text = f'<tool_call>{{"{name}": {"[" * 3000}{"]" * 3000}, "name": "now", "arguments": {{}}}}</tool_call>'
+    first = '"id": 1, ' if name == "other" else ""
+    text = f'<tool_call>{{{first}"{name}": {"[" * 3000}{"]" * 3000}, "name": "now", "arguments": {{}}}}</tool_call>'
     assert parse(HERMES, [text]) == (Parsed("", "", (NONE,)) if name == "other" else Parsed(text, "", ()))
 
 
@@ -173,6 +174,17 @@ def test_a_call_is_told_as_it_is_written() -> None:
         [],
         [CallBegin(0, "f"), CallArguments(0, '{"a": "b')],
         [CallArguments(0, 'c"}')],
+    ]
+
+
+def test_other_json_is_told_as_it_is_written() -> None:
+    parser = make_parser(ChatStyle(LLAMA), OFFERED)
+    pieces = ('{"te', 'mp": ', '{"name": "f", "par', 'ameters": {}}}')
+    assert [parser.push(piece) for piece in pieces] == [
+        [],
+        [Content('{"temp":')],
+        [Content(' {"name": "f", "par')],
+        [Content('ameters": {}}}')],
     ]
 
 
