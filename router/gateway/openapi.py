@@ -200,19 +200,26 @@ def _post(summary: str, body: Json, answer: Json, *statuses: str, form: str = "E
     }
 
 
+def _embedded(content: Json) -> Json:
+    """JSON within the text of an event's data."""
+    return {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
+
+
 def _generating(summary: str, body: str, whole: str, chunk: str) -> Json:
     answer = _response("The answer; with `stream` as events, the last of which is `[DONE]`.", whole)
-    answer["content"]["text/event-stream"] = {
-        "schema": {"type": "string", "description": f"`data: ` lines, each a {chunk} (or an Error, and the end)."}
-    }
+    told = f"`data` alone, each a {chunk} (or an Error, and the end)."
+    data = {"anyOf": [{"const": "[DONE]"}, _embedded({"anyOf": [ref(chunk), ref("Error")]})]}
+    event = object_of({"event": {"const": "message"}}, data=data)  # what an event without a name is called
+    answer["content"]["text/event-stream"] = {"itemSchema": {"description": told, **event}}
     return _post(summary, ref(body), answer, *_WHEN_GENERATING)
 
 
 def _telling(summary: str, body: str, whole: str, last: str, form: str) -> Json:
     """An endpoint whose stream is of events with names; `last` is what a failure is told by."""
     answer = _response("The answer; with `stream` as events.", whole)
-    told = f"`event: ` and `data: ` lines, the data a {whole}Event; a failure is the last, {last}."
-    answer["content"]["text/event-stream"] = {"schema": {"type": "string", "description": told}}
+    told = f"The data is a {whole}Event, and the event's name its `type`; a failure is the last, {last}."
+    event = object_of(event=STRING, data=_embedded(ref(f"{whole}Event")))
+    answer["content"]["text/event-stream"] = {"itemSchema": {"description": told, **event}}
     return _post(summary, ref(body), answer, *_WHEN_GENERATING, form=form)
 
 
@@ -267,7 +274,7 @@ class Description:
                     **OPERATIONS[route.path],
                 }
         self.document: Json = {
-            "openapi": "3.1.0",
+            "openapi": "3.2.0",  # the first to tell of each event of a stream (`itemSchema`)
             "info": {"title": "twostroke", "version": __version__},
             "paths": paths,
             "components": {"schemas": {**_ANSWERS, **_BODIES}},

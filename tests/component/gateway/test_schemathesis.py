@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import booleans
 from prometheus_client import CollectorRegistry
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
@@ -71,10 +72,12 @@ def _attack(url: str, path: str, mode: GenerationMode, max_examples: int) -> Non
     slow = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
     @settings(max_examples=max_examples, deadline=None, suppress_health_check=slow)
-    @given(SCHEMA[path]["POST"].as_strategy(mode))
-    def attack(case: schemathesis.Case) -> None:
+    @given(SCHEMA[path]["POST"].as_strategy(mode), booleans())
+    def attack(case: schemathesis.Case, streamed: bool) -> None:
         if mode is GenerationMode.POSITIVE and isinstance(case.body, dict) and "model" in case.body:
             case.body["model"] = "fake"
+            if streamed and "text/event-stream" in str(DOCUMENT["paths"][path]):
+                case.body["stream"] = True
         case.call_and_validate(base_url=url, checks=CHECKS)
 
     attack()
