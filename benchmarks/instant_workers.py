@@ -108,10 +108,12 @@ class DecodeWorker(_Worker):
         self._leased: dict[JobId, Submit] = {}
         self._running: dict[JobId, tuple[int, int]] = {}
         """Of each job the next output index, and its `max_tokens`."""
+        self._new: list[Started] = []
+        """Told with the next step, before which an engine does not look at what came."""
 
     def submitted(self, submit: Submit) -> None:
         if submit.stroke is Stroke.LOCAL:
-            self.say(Started(submit.job, 0))
+            self._new.append(Started(submit.job, 0))
             self._start(submit, 0)
             return
         self._leased[submit.job] = submit
@@ -167,7 +169,8 @@ class DecodeWorker(_Worker):
                 ends.append(Ended(job, Outcome.FINISHED, FinishReason.LENGTH, most))
             else:
                 self._running[job] = (index + 1, most)
-        self.say(Tokens(tuple(runs)), *ends)
+        new, self._new = self._new, []
+        self.say(*new, Tokens(tuple(runs)), *ends)
 
 
 class PrefillWorker(_Worker):
