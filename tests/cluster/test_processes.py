@@ -114,7 +114,7 @@ async def reflected_client(cluster: ProcessCluster) -> None:
             }
             items_of_call = list(call(name, "Generate", stream=True, model="fake", chat=chat, max_tokens=200))
             pieces = [piece for item in items_of_call for piece in item.delta.tool_calls]
-            assert {piece.name for piece in pieces if piece.index == 0} == {"now", ""}
+            assert pieces[0].name == "now"
             assert call(name, "GetModelInfo").model == "fake"
             assert call("grpc.health.v1.Health", "Check").status == 1
             assert not call(name, "Cancel", request_id=items[0].accepted.request_id).cancelled

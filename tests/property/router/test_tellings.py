@@ -1,6 +1,7 @@
 """However an answer is cut, each API tells the same in its stream as whole; and every stream is in its API's order."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tests.answer_texts import NOISE, OFFERED, cut
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.sampling import FinishReason
+from twostroke.router.apart import Apart
 from twostroke.router.gateway.anthropic import MessagesTelling
 from twostroke.router.gateway.parsed_form import ParsedChatForm
 from twostroke.router.gateway.responses import ResponsesTelling
@@ -46,8 +48,12 @@ def told(
 @pytest.mark.parametrize("format", ToolFormat)
 @given(text=NOISE, cuts=CUTS, finish=FINISHES)
 def test_a_chat(format: ToolFormat, text: str, cuts: list[int], finish: FinishReason) -> None:
-    form = ParsedChatForm("id", ChatStyle(format), OFFERED, reasoning=True)
-    whole: Any = form.whole_choice(0, text, finish, None)
+    def parsed_form() -> ParsedChatForm:
+        make = partial(make_parser, ChatStyle(format), OFFERED, reasoning=True)
+        return ParsedChatForm(Apart("id", format, make, named=False))
+
+    form = parsed_form()
+    whole: Any = parsed_form().whole_choice(0, text, finish, None)
     message: dict[str, Any] = {"role": "", "content": "", "refusal": None}
     chunks: list[Any] = [
         form.chunk_choice(0, piece, None, None, is_first=number == 0) for number, piece in enumerate(cut(text, cuts))
