@@ -25,6 +25,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as HubTokenizer
 
 from twostroke.router.chat_template import Message, unused_character
+from twostroke.router.token_ids import encode_all, encode_one
 
 _SPACES = " \t\r\n\u2581"
 
@@ -87,7 +88,7 @@ class ControlTokens:
         Raises InvalidRequest when no character is free for a guard, and what `render` raises.
         """
         if not any(self._is_suspect(text, kind) for text, kind in self._texts(messages, variables)):
-            return list(self._tokenizer.encode(render(messages, variables), add_special_tokens=False).ids)
+            return encode_one(self._tokenizer, render(messages, variables), add_special_tokens=False)
         guard = unused_character(text for text, _ in self._texts(messages, variables))
         guarded = [
             {
@@ -97,10 +98,11 @@ class ControlTokens:
             for message in messages
         ]
         values = {name: _map_strings(value, self._guarding(self._any, guard)) for name, value in variables.items()}
+        cut = [(piece.replace(guard, ""), token_id) for piece, token_id in self._cut(render(guarded, values), guard)]
+        encoded = encode_all(self._plain, [text for text, _ in cut], add_special_tokens=False)
         tokens: list[int] = []
-        for piece, token_id in self._cut(render(guarded, values), guard):
-            text = piece.replace(guard, "")
-            tokens += self._plain.encode(text, add_special_tokens=False).ids if text else ()
+        for ids, (_, token_id) in zip(encoded, cut, strict=True):
+            tokens += ids
             if token_id is not None:
                 tokens.append(token_id)
         return tokens

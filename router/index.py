@@ -13,6 +13,7 @@ not; so a burst of siblings lands together. A refusal takes the credit back. Mem
 pool, waiting batches and expected keys by constants. A wrong index costs speed, never a wrong answer (invariant 16).
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -33,8 +34,10 @@ class _Holdings:
     sequence: int = 0
     keys: set[PrefixKey] = field(default_factory=set)
     waiting: dict[int, PrefixBatch] = field(default_factory=dict)
-    expected: dict[PrefixKey, float] = field(default_factory=dict)
-    """Key to the time until which it is credited; oldest first."""
+    expected: OrderedDict[PrefixKey, float] = field(default_factory=OrderedDict)
+    """Key to the time until which it is credited; oldest first. A plain dict is slow to begin with what is left of it
+    once many keys at its front are gone.
+    """
     behind_since: float | None = None
     broken: bool = False
     fetching: bool = False
@@ -121,13 +124,12 @@ class PrefixIndex:
         holdings = self._workers.get(incarnation)
         if holdings is None:
             return
+        expected = holdings.expected
         for key in keys:
-            holdings.expected.pop(key, None)
-            holdings.expected[key] = now + EXPECT_S
-        for key in list(holdings.expected):
-            if holdings.expected[key] > now and len(holdings.expected) <= MAX_EXPECTED:
-                break
-            del holdings.expected[key]
+            expected[key] = now + EXPECT_S
+            expected.move_to_end(key)
+        while expected and (len(expected) > MAX_EXPECTED or next(iter(expected.values())) <= now):
+            expected.popitem(last=False)
 
     def forget_expected(self, incarnation: Incarnation, keys: Sequence[PrefixKey]) -> None:
         """It refused, so it will not produce them: else the next try takes them for cached and prefills there."""

@@ -26,6 +26,7 @@ from twostroke.router.control_tokens import ControlTokens
 from twostroke.router.request import TextDecoderFactory
 from twostroke.router.templates import TemplateStore
 from twostroke.router.text import TokenTextDecoderFactory
+from twostroke.router.token_ids import decode_one, encode_one
 from twostroke.router.tool_calls import ChatStyle
 
 _TAIL_TOKENS = 16
@@ -208,7 +209,7 @@ class ModelTokenizer:
         return self._factory
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        return encode_one(self._tokenizer, text, add_special_tokens=add_special_tokens)
 
     def encode_chat(self, messages: Sequence[Message], options: ChatOptions | None = None) -> ChatPrompt:
         options = options or ChatOptions()
@@ -226,7 +227,7 @@ class ModelTokenizer:
         return ChatPrompt(tokens, templates.version, template.style, opened)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        return decode_one(self._tokenizer, ids)
 
     def token_text(self, token_id: int) -> str:
         return self._tokenizer.id_to_token(token_id) or ""

@@ -1,7 +1,9 @@
 """Tokenizer and chat template against `transformers` and `tokenizers` on small trained vocabularies."""
 
+import asyncio
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,25 @@ def test_text_of_any_ids_equals_that_of_tokenizers(tmp_path: Path, kind: str) ->
         decoder = ours.text_decoders(())
         text = "".join(decoder.push(token).text for token in ids) + decoder.finish()
         assert (text if kind == "byte_level" else text.removeprefix(" ")) == theirs.decode(ids)
+
+
+async def test_the_loop_turns_while_a_long_text_is_encoded_and_decoded(tmp_path: Path) -> None:
+    tokenizer = ModelTokenizer(write_model(tmp_path / "m", "byte_level"))
+    text = "The capital of France is Paris. " * 20_000
+    chat: list[dict[str, str]] = [{"role": "user", "content": text}, {"role": "user", "content": "<|im_end|>"}]
+    ids = tokenizer.encode(text)
+    for work in (
+        partial(tokenizer.encode, text),
+        partial(tokenizer.encode_chat, chat[:1]),
+        partial(tokenizer.encode_chat, chat),
+        partial(tokenizer.decode, ids),
+    ):
+        working, turns = asyncio.create_task(asyncio.to_thread(work)), 0
+        while not working.done():
+            await asyncio.sleep(0.001)
+            turns += 1
+        await working
+        assert turns > 10, work
 
 
 def test_markers_in_a_message_stay_text(tmp_path: Path) -> None:
