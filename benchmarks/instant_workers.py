@@ -180,11 +180,11 @@ class PrefillWorker(_Worker):
         self._decode = decode
 
     def submitted(self, submit: Submit) -> None:
-        first = Tokens((TokenRun(submit.job, 0, (self._token,)),))
+        begun, first = Started(submit.job, 0), Tokens((TokenRun(submit.job, 0, (self._token,)),))
         if submit.lease is None:
-            self.say(first, Ended(submit.job, Outcome.FINISHED, FinishReason.LENGTH, 1))
+            self.say(begun, first, Ended(submit.job, Outcome.FINISHED, FinishReason.LENGTH, 1))
             return
-        self.say(first, Ended(submit.job, Outcome.HANDED_OVER))
+        self.say(begun, first, Ended(submit.job, Outcome.HANDED_OVER))
         self._decode.committed(submit.job)
 
     def cancelled(self, job: JobId) -> None:

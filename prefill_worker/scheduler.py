@@ -28,6 +28,7 @@ from twostroke.cluster.core.messages import (
     LoadReport,
     Outcome,
     RefusalReason,
+    Started,
     Stroke,
     Submit,
     TokenRun,
@@ -189,6 +190,8 @@ class PrefillScheduler:
         job.admitted_s = now_s
         job.advance(JobPhase.RUNNING)
         self._running.append(job)
+        # At once: the end of the transfer, which has all figures, may be told after that of the answer, or never.
+        self._outbox.tell(job.router, Started(job.id, job.cached_tokens))
         self._announce(job, len(held))
         return True
 

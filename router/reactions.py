@@ -76,7 +76,7 @@ class Reactions:
             case PromptLogprobs():
                 self._on_prompt(choice, message)
             case Started():
-                self._on_started(choice, message)
+                self._on_started(choice, side, message)
             case Ended():
                 self._on_ended(choice, side, worker, message)
 
@@ -160,11 +160,15 @@ class Reactions:
             choice.state.move(Phase.DECODING, self._clock.now())
             self._lifecycle.start_siblings(choice.request)
 
-    def _on_started(self, choice: ChoiceRecord, message: Started) -> None:
+    def _on_started(self, choice: ChoiceRecord, side: Side, message: Started) -> None:
         attempt = _attempt(choice)
+        if (side is Side.PREFILL or attempt.kind == "local") and choice.cached_tokens is None:
+            # The first attempt's: a later one finds what the first computed, which the client did not save.
+            choice.cached_tokens = message.cached_tokens
+        if side is Side.PREFILL:
+            return
         attempt.started = True
         if attempt.kind == "local":
-            self._note_cached(choice, message.cached_tokens)
             return
         # Also the answer to a renewal that a commit has overtaken: then nobody else is asked to prefill.
         attempt.renewing = False
@@ -203,12 +207,6 @@ class Reactions:
         """Nobody will tell the prompt's log-probabilities any more, though the attempt goes on: begin anew."""
         self._lifecycle.resume(choice, "prompt_lost", peer_lost(choice, told))
 
-    @staticmethod
-    def _note_cached(choice: ChoiceRecord, cached_tokens: int) -> None:
-        """The first attempt's: a later one finds what the first computed, which the client did not save."""
-        if choice.cached_tokens is None:
-            choice.cached_tokens = cached_tokens
-
     # ------------------------------------------------------------------------------------------- the other ways
 
     def _on_ended(self, choice: ChoiceRecord, side: Side, worker: Worker, message: Ended) -> None:
@@ -217,8 +215,6 @@ class Reactions:
         attempt.end_side(side)
         if side is Side.PREFILL:
             choice.prefill_timings = message.timings
-            if message.outcome in (Outcome.HANDED_OVER, Outcome.FINISHED):
-                self._note_cached(choice, message.timings.cached_tokens)
         else:
             choice.decode_timings = message.timings
         if reaction is Reaction.FINISH:

@@ -87,6 +87,7 @@ class ChoiceRecord:
     finish_by: float = 0.0
     """When the end is not held up any longer for the prefill side's figures."""
     cached_tokens: int | None = None
+    """Of prompt and delivered tokens; None until a worker has begun."""
     prefill_timings: JobTimings = JobTimings()
     decode_timings: JobTimings = JobTimings()
     prefill_worker: str = ""

@@ -201,7 +201,8 @@ class Recorder:
                     assert answer.started is None, f"{job} started twice"
                     answer.started = message
                     wanted = expected_output(answer.submit)[len(answer.submit.delivered) :]
-                    told = None if answer.submit.stroke is Stroke.LOCAL else wanted[0]
+                    assert not answer.tokens, f"{job} started after its first token"
+                    told = wanted[0] if answer.submit.stroke is Stroke.RESERVE else None
                     assert first_token == told, f"{job} started with {first_token}"
                 case Refused(job, _, _):
                     assert not self._live(job).leases, f"{job} was refused after it was accepted"

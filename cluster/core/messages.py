@@ -10,9 +10,10 @@ Life of a job, by stroke:
 
     RESERVE  (decode worker)   Submit -> Leased | Refused; then a verified commit from the prefill side
                                -> Started -> Tokens ... -> Ended
-    PREFILL  (prefill worker)  Submit(lease) -> Tokens(first) -> Ended(HANDED_OVER) after the Ack, or
+    PREFILL  (prefill worker)  Submit(lease) -> Started -> Tokens(first) -> Ended(HANDED_OVER) after the Ack, or
                                Ended(FINISHED) when the first token is the end (with or without lease)
-    LOCAL    (decode worker)   Submit -> Started -> Tokens ... -> Ended; Started means that it left the queue
+    LOCAL    (decode worker)   Submit -> Started -> Tokens ... -> Ended; Started means that it left the queue,
+                               as of PREFILL
 
 Every Submit is answered by exactly one Refused or one Ended, whatever happens; a broken stream ends all.
 Messages about a job that the receiver does not know are dropped and counted.
@@ -213,7 +214,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The job decodes here from now on: its commit was verified (RESERVE), or it left the queue (LOCAL)."""
+    """The job decodes here from now on: its commit was verified (RESERVE). Or it left the queue (LOCAL, PREFILL)."""
 
     job: JobId
     cached_tokens: int

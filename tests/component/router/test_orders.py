@@ -97,10 +97,11 @@ async def test_the_two_streams_may_interleave_anyhow(turns: str) -> None:
         job = await stage.leased()
         prefill, decode = stage.workers["prefill-0"], stage.workers["decode-0"]
         first, later = (Tokens((TokenRun(job, 0, (100,)),)), Tokens((TokenRun(job, 1, (101, 102, 103)),)))
-        of_prefill, of_decode = iter([first, handed_over(job)]), iter([Started(job, 0, 100), later, finished(job)])
+        of_prefill = iter([(Started(job, 8), first), (handed_over(job),)])
+        of_decode = iter([Started(job, 0, 100), later, finished(job)])
         for turn in turns:
             if turn == "P":
-                await prefill.say(next(of_prefill))
+                await prefill.say(*next(of_prefill))
             else:
                 await decode.say(next(of_decode))
         result = await answer
@@ -215,6 +216,43 @@ async def test_a_contradicting_token_fails_the_attempt_and_old_messages_are_drop
         await decode.say_tokens(again.job, 2, 102, 103)
         await decode.say(finished(again.job))
         assert (await answer).tokens[0] == [100, 101, 102, 103]
+
+
+@pytest.mark.parametrize("told_by", ["prefill-0", "decode-0"])
+async def test_what_was_cached_is_told_of_the_first_attempt(told_by: str) -> None:
+    """The second finds what the first computed, which the client did not save."""
+    async with scene() as stage:
+        answer = stage.submit()
+        job = await stage.leased()
+        prefill, decode = stage.workers["prefill-0"], stage.workers["decode-0"]
+        await prefill.say(Started(job, 4))
+        await prefill.say_tokens(job, 0, 100)
+        outcome = Outcome.TRANSFER_FAILED if told_by == "prefill-0" else Outcome.EXPIRED
+        await stage.workers[told_by].say(Ended(job, outcome, message="nothing came"))
+        again = await stage.leased(2)
+        await prefill.say(Started(again, 30))
+        await prefill.say_tokens(again, 1, 101)
+        await prefill.say(handed_over(again))
+        await decode.say(Started(again, 0, 101))
+        await decode.say_tokens(again, 2, 102, 103)
+        await decode.say(finished(again))
+        usage = (await answer).usage
+        assert (usage.attempts, usage.cached_tokens) == (2, 4)
+
+
+async def test_what_was_cached_is_told_when_the_end_of_the_transfer_is_not_heard_of_in_time() -> None:
+    """The prefill side's figures hold an answer up for a second, no longer."""
+    async with scene() as stage:
+        answer = stage.submit()
+        job = await stage.leased()
+        prefill, decode = stage.workers["prefill-0"], stage.workers["decode-0"]
+        await prefill.say(Started(job, 8))
+        await prefill.say_tokens(job, 0, 100)
+        await decode.say(Started(job, 0, 100))
+        await decode.say_tokens(job, 1, 101, 102, 103)
+        await decode.say(finished(job))
+        result = await answer
+        assert (result.usage.cached_tokens, result.usage.transport) == (8, "")
 
 
 async def test_no_pages_waits_for_the_next_load_report_without_counting_an_attempt() -> None:

@@ -18,7 +18,7 @@ from tests.engine_builders import (
     make_submit,
     page_slots,
 )
-from twostroke.cluster.core.messages import Cancel, Outcome, RefusalReason, Role, Stroke, Submit
+from twostroke.cluster.core.messages import Cancel, Outcome, RefusalReason, Role, Started, Stroke, Submit
 from twostroke.cluster.core.sampling import FinishReason, SamplingParams
 from twostroke.engine.commands import (
     Drain,
@@ -31,6 +31,7 @@ from twostroke.engine.commands import (
     ShipmentEnded,
     Snapshot,
     SnapshotTaken,
+    ToRouter,
 )
 from twostroke.engine.fake_executor import golden_logprobs
 from twostroke.engine.job import MAX_SCORED
@@ -126,6 +127,7 @@ def test_a_cached_prefix_is_announced_before_anything_is_computed() -> None:
     assert plan is not None
     assert plan.num_computed == [8]  # two pages of three: never the last token
     bench.events += bench.scheduler.take_events()
+    assert bench.take(ToRouter) == [ToRouter(ROUTER, (Started(job_id("b"), 8),))]
     assert ready(bench) == [(0, 2)]
     bench.scheduler.apply(plan, bench.executor.launch(plan).result(), 0.0)
     bench._flush()
