@@ -85,7 +85,7 @@ class PrefillSection(Section):
     max_waiting: Positive = 64
     """Accepted jobs that do not yet compute; over it a Submit is refused."""
     hold_s: Seconds = 30.0
-    """How long a finished prefill keeps its pages for a transfer that does not end."""
+    """How long a finished prefill keeps its pages for a transfer of which nothing arrives."""
 
 
 class DecodeSection(Section):

@@ -3,7 +3,7 @@
     commands (inbox)                              events (outbox)
     FromRouter, RouterGone, Drain,                ToRouter, Published,
     Snapshot, Check                               SnapshotTaken, Checked
-    prefill: ShipmentEnded                        prefill: PagesReady, PrefillDone, ShipmentDropped
+    prefill: ShipmentTouched, ShipmentEnded       prefill: PagesReady, PrefillDone, ShipmentDropped
     decode:  Committed, LeaseRenewed,             decode:  LeaseOpened, LeaseClosed
              LeaseTouched, PagesReleased
 
@@ -64,6 +64,13 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class ShipmentTouched:
+    """The other side took some of the job's pages: a finished prefill keeps them for another `hold_s`."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
 class ShipmentEnded:
     """The shipping task of `job` reads no page any more. `error` is empty when the Ack came."""
 
@@ -119,6 +126,7 @@ Command = (
     | Drain
     | Snapshot
     | Check
+    | ShipmentTouched
     | ShipmentEnded
     | Committed
     | LeaseRenewed

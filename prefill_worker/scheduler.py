@@ -5,7 +5,8 @@
                    cached prefix comes first; pages of it that the lease lacks are announced at once
     3. each step   jobs in order of admission share the token budget; every chunk announces the pages it filled
     4. first token told to the router. The end of the answer: FINISHED, the shipment is dropped. Otherwise the last,
-                   partly filled page and `PrefillDone` are announced: SHIPPING, for `hold_s` at most
+                   partly filled page and `PrefillDone` are announced: SHIPPING, for `hold_s` from then, or from the
+                   last page that the other side took
     5. ShipmentEnded   HANDED_OVER or TRANSFER_FAILED, and the pages are given back
 
 Cancel, a lost router, expiry and failed steps end a job in any phase, once. If its pages were announced, the
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 from twostroke.cluster.core.errors import LayoutMismatch
 from twostroke.cluster.core.events import PrefixSnapshot
-from twostroke.cluster.core.ids import Incarnation, PageId
+from twostroke.cluster.core.ids import Incarnation, JobId, PageId
 from twostroke.cluster.core.layout import check_compatible
 from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import (
@@ -44,6 +45,7 @@ from twostroke.engine.commands import (
     RouterGone,
     ShipmentDropped,
     ShipmentEnded,
+    ShipmentTouched,
 )
 from twostroke.engine.job import (
     Job,
@@ -103,6 +105,8 @@ class PrefillScheduler:
                     if job.phase is not JobPhase.DROPPED:
                         self._end(job, Outcome.CANCELLED, now_s, message="its router is gone")
                 self._outbox.forget(router)
+            case ShipmentTouched(job_id):
+                self._shipment_touched(job_id, now_s)
             case ShipmentEnded():
                 self._shipment_ended(command, now_s)
             case _:
@@ -146,6 +150,16 @@ class PrefillScheduler:
         if len(self._waiting) >= self._limits.max_waiting:
             return RefusalReason.QUEUE_FULL, f"{len(self._waiting)} jobs wait here"
         return None
+
+    def _shipment_touched(self, job_id: JobId, now_s: float) -> None:
+        job = self._roster.jobs.get(job_id)
+        if job is None or job.phase is JobPhase.DROPPED:
+            self._roster.ignored["ShipmentTouched"] += 1
+        elif job.phase is JobPhase.SHIPPING:
+            self._hold(job, now_s)
+
+    def _hold(self, job: PrefillJob, now_s: float) -> None:
+        self._roster.deadlines.set(job.id, min(job.deadline_s, now_s + self._limits.hold_s))
 
     def _shipment_ended(self, command: ShipmentEnded, now_s: float) -> None:
         job = self._roster.jobs.get(command.job)
@@ -236,7 +250,7 @@ class PrefillScheduler:
         job.shipment_open = True
         job.advance(JobPhase.SHIPPING)
         self._running.remove(job)
-        self._roster.deadlines.set(job.id, min(job.deadline_s, now_s + self._limits.hold_s))
+        self._hold(job, now_s)
 
     def _announce(self, job: PrefillJob, num_pages: int) -> None:
         """Offer the leading `num_pages` pages, as far as the lease lacks them and they were not offered before."""
@@ -261,7 +275,7 @@ class PrefillScheduler:
         if now_s >= job.deadline_s:
             self._end(job, Outcome.EXPIRED, now_s, message="its time was up")
         else:
-            message = f"the transfer did not end within {self._limits.hold_s:g} s"
+            message = f"the transfer did not get on for {self._limits.hold_s:g} s"
             self._end(job, Outcome.TRANSFER_FAILED, now_s, message=message)
 
     def _end(

@@ -3,6 +3,7 @@
     1. PagesReady (first)   the task starts and opens a shipment: the first transport that both sides speak and that
                             can make the pair; a transport that cannot is logged, counted, and the next one tried
     2. PagesReady ...       whatever is ready is pushed at once, so that transfer overlaps the next chunk's compute
+       ShipmentTouched      the other side took some of it: the engine holds the pages for longer
     3. PrefillDone          once all is pushed: commit, wait for the Ack
        ShipmentDropped      stop, whatever the task is doing, and abort
     4. ShipmentEnded        exactly one, when the task reads no page any more
@@ -14,6 +15,7 @@ events are known by their (lease, epoch), of which the last `REMEMBERED` ended o
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import structlog
 
@@ -23,22 +25,27 @@ from twostroke.cluster.core.ids import JobId, LeaseId, PageId
 from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import Lease
 from twostroke.cluster.telemetry.metrics import WorkerMetrics
-from twostroke.cluster.transport.base import Shipment, TransferStats, Transport
-from twostroke.engine.commands import PagesReady, PrefillDone, ShipmentDropped, ShipmentEnded
+from twostroke.cluster.transport.base import OnAccepted, Shipment, TransferStats, Transport
+from twostroke.engine.commands import PagesReady, PrefillDone, ShipmentDropped, ShipmentEnded, ShipmentTouched
 
 log = structlog.get_logger(__name__)
 
 REMEMBERED = 4096
+TOUCH_INTERVAL_S = 0.5
+"""The engine's inbox hears of one accepted part a shipment in this time."""
 
 
 class Shipping:
     """Owns the shipments of one prefill worker. All methods on the event loop.
 
-    `post` hands a ShipmentEnded to the engine. `transports` are in order of preference.
+    `post` hands a command to the engine. `transports` are in order of preference.
     """
 
     def __init__(
-        self, transports: Sequence[Transport], post: Callable[[ShipmentEnded], None], metrics: WorkerMetrics
+        self,
+        transports: Sequence[Transport],
+        post: Callable[[ShipmentTouched | ShipmentEnded], None],
+        metrics: WorkerMetrics,
     ) -> None:
         self._transports = tuple(transports)
         self._post = post
@@ -81,10 +88,12 @@ class Shipping:
         stats: TransferStats | None = None
         error = "the worker stops"
         try:
-            outgoing.begin()
-            shipment = await self._open_shipment(outgoing.lease)
-            stats = await outgoing.run(shipment)
-            error = ""
+            if outgoing.begin():
+                shipment = await self._open_shipment(outgoing.lease, partial(self._touch, job, outgoing))
+                stats = await outgoing.run(shipment)
+                error = ""
+            else:
+                error = self._dropped(outgoing)
         except (TransferFailed, LayoutMismatch) as failure:
             error = failure.message
             self._metrics.transfer_failures.of(failure.code).inc()
@@ -93,8 +102,7 @@ class Shipping:
             # Dropped: there is an abort and an answer to send. If the owner closes, go down after them.
             if not outgoing.dropped:
                 raise
-            error = outgoing.dropped
-            self._metrics.transfer_failures.of("dropped").inc()
+            error = self._dropped(outgoing)
         finally:
             # Before the abort, which may take its time: a late event must neither stop it nor start anything new.
             outgoing.interruptible = False
@@ -105,14 +113,24 @@ class Shipping:
             finally:
                 self._finish(job, error, stats)
 
-    async def _open_shipment(self, lease: Lease) -> Shipment:
+    def _dropped(self, outgoing: "_Outgoing") -> str:
+        self._metrics.transfer_failures.of("dropped").inc()
+        return outgoing.dropped
+
+    def _touch(self, job: JobId, outgoing: "_Outgoing") -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - outgoing.touched_at_s >= TOUCH_INTERVAL_S:
+            outgoing.touched_at_s = now_s
+            self._post(ShipmentTouched(job))
+
+    async def _open_shipment(self, lease: Lease, on_accepted: OnAccepted) -> Shipment:
         """Raises LayoutMismatch, or TransferFailed with every transport's reason."""
         reasons: list[str] = []
         for transport in self._transports:
             if transport.name not in lease.transports:
                 continue
             try:
-                return await transport.open(lease)
+                return await transport.open(lease, on_accepted)
             except TransferFailed as failure:
                 reasons.append(f"{transport.name}: {failure.message}")
                 self._metrics.transfer_failures.of(f"open_{transport.name}").inc()
@@ -152,6 +170,7 @@ class _Outgoing:
         self.interruptible = False
         """The task may be cancelled: it has begun, and it is not yet on its way out."""
         self.task: asyncio.Task[object] | None = None
+        self.touched_at_s = float("-inf")
         self._first = 0
         """Position in the lease of the first page that waits to be pushed."""
         self._pages: list[PageId] = []
@@ -167,11 +186,10 @@ class _Outgoing:
         self._token = (first_token, first_token_index, first_logprob)
         self._wake.set()
 
-    def begin(self) -> None:
-        """The task's first act. Raises TransferFailed when it was dropped before."""
-        if self.dropped:
-            raise TransferFailed(self.dropped)
-        self.interruptible = True
+    def begin(self) -> bool:
+        """The task's first act. False when it was dropped before."""
+        self.interruptible = not self.dropped
+        return self.interruptible
 
     def drop(self, reason: str) -> None:
         """Idempotent. A task that has not begun is not cancelled, because then it would never answer."""
@@ -182,7 +200,7 @@ class _Outgoing:
             self.task.cancel()
 
     async def run(self, shipment: Shipment) -> TransferStats:
-        """Until the Ack. Its waits are bounded by the engine, which drops what takes longer than `hold_s`."""
+        """Until the Ack. Its waits are bounded by the engine, which drops what does not get on for `hold_s`."""
         while True:
             if self._pages:
                 first, pages = self._first, self._pages

@@ -7,7 +7,7 @@ from twostroke.cluster.core.errors import TransferFailed
 from twostroke.cluster.core.ids import PageId
 from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import Lease
-from twostroke.cluster.transport.base import Shipment, TransferStats, Transport
+from twostroke.cluster.transport.base import OnAccepted, Shipment, TransferStats, Transport, unheard
 
 Script = Callable[[str], Awaitable[None]]
 """Called with `open`, `push`, `commit` or `abort` before the real call."""
@@ -22,9 +22,9 @@ class FaultyTransport:
     def name(self) -> str:
         return self._inner.name
 
-    async def open(self, lease: Lease) -> Shipment:
+    async def open(self, lease: Lease, on_accepted: OnAccepted = unheard) -> Shipment:
         await self._script("open")
-        return _FaultyShipment(await self._inner.open(lease), self._script)
+        return _FaultyShipment(await self._inner.open(lease, on_accepted), self._script)
 
     async def close(self) -> None:
         await self._inner.close()

@@ -24,7 +24,7 @@ from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.request import Phase
 from twostroke.cluster.core.sampling import FinishReason, SamplingParams
 from twostroke.cluster.telemetry.metrics import RouterMetrics
-from twostroke.cluster.transport.base import Shipment, TransferStats, Transport
+from twostroke.cluster.transport.base import OnAccepted, Shipment, TransferStats, Transport, unheard
 from twostroke.engine.fake_executor import golden
 from twostroke.engine.vocabulary import Vocabulary
 from twostroke.router.dispatcher import Dispatcher
@@ -143,8 +143,8 @@ class _GatedTransport:
     def name(self) -> str:
         return self._inner.name
 
-    async def open(self, lease: Any) -> Shipment:
-        return _GatedShipment(await self._inner.open(lease), self._gate)
+    async def open(self, lease: Any, on_accepted: OnAccepted = unheard) -> Shipment:
+        return _GatedShipment(await self._inner.open(lease, on_accepted), self._gate)
 
     async def close(self) -> None:
         await self._inner.close()

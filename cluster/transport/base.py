@@ -3,7 +3,7 @@
     prefill side                                   decode side
     Transport.open(lease) -> Shipment              Intake (the lease book; owned by the decode worker)
     Shipment.push(first, pages)  ----- data ---->  intake.begin(write) -> pages; received into a buffer;
-                                                   intake.land(ticket); memory.write; intake.end(ticket)
+    on_accepted()                                  intake.land(ticket); memory.write; intake.end(ticket)
     Shipment.commit(token) ----------- commit -->  intake.commit(...)  -> Ack, or TransferFailed
     Shipment.abort(reason) ----------- abort --->  intake.abort(lease, epoch)
 
@@ -17,7 +17,7 @@ Implementations: `loopback` (fake, same process), `grpc` (any network), `collect
 All pass one contract suite, `tests/component/transport/test_contract.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,7 +27,14 @@ from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import Lease
 
 COMMIT_TIMEOUT_S = 30.0
-"""The prefill side's hold on its copy ends at the first of Ack, Refuse, Cancel, broken stream, and this."""
+"""A commit without an answer is given up after this."""
+
+OnAccepted = Callable[[], None]
+"""The other side has taken some of the pages of a push: the shipment gets on."""
+
+
+def unheard() -> None:
+    """For who does not care whether a shipment gets on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +145,12 @@ class Transport(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def open(self, lease: Lease) -> Shipment:
-        """Connect (or reuse) the pair and agree on the layout. Raises LayoutMismatch or TransferFailed."""
+    async def open(self, lease: Lease, on_accepted: OnAccepted = unheard) -> Shipment:
+        """Connect (or reuse) the pair and agree on the layout. Raises LayoutMismatch or TransferFailed.
+
+        `on_accepted` is called on the event loop for each part of a push that the other side has taken: what shares
+        its pair with many others takes long, and is told from what does not get on at all.
+        """
         ...
 
     async def close(self) -> None:

@@ -26,7 +26,7 @@ from twostroke.cluster.core.ids import Incarnation, PageId
 from twostroke.cluster.core.layout import PageMemory, check_compatible
 from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import Lease
-from twostroke.cluster.transport.base import TransferStats
+from twostroke.cluster.transport.base import OnAccepted, TransferStats, unheard
 from twostroke.cluster.transport.collective_group import PairThread, device_pages
 from twostroke.cluster.transport.collective_pair import SLOTS, Key, Pair, Sender
 from twostroke.cluster.transport.control import commit_to_wire, send_abort, send_commit
@@ -77,7 +77,7 @@ class CollectiveTransport:
     def num_groups(self) -> int:
         return len(self._pairs)
 
-    async def open(self, lease: Lease) -> "CollectiveShipment":
+    async def open(self, lease: Lease, on_accepted: OnAccepted = unheard) -> "CollectiveShipment":
         check_compatible(self.sender.memory.layout, lease.layout)
         key = (lease.shards[0].address, lease.incarnation)
         pair = self._pairs.get(key)
@@ -93,7 +93,7 @@ class CollectiveTransport:
         for (address, incarnation), other in list(self._pairs.items()):
             if address == key[0] and incarnation != key[1]:
                 other.break_up("another life of the worker began")
-        return CollectiveShipment(self.sender, lease, pair)
+        return CollectiveShipment(self.sender, lease, pair, on_accepted)
 
     def _new_pair(self, key: Key) -> Pair:
         failed_at_s, reason = self._failures.get(key, (float("-inf"), ""))
@@ -133,11 +133,12 @@ class CollectiveTransport:
 class CollectiveShipment:
     """Implements `base.Shipment`."""
 
-    def __init__(self, sender: Sender, lease: Lease, pair: Pair) -> None:
+    def __init__(self, sender: Sender, lease: Lease, pair: Pair, on_accepted: OnAccepted) -> None:
         """The pair is acquired for us."""
         self._sender = sender
         self._lease = lease
         self._pair = pair
+        self._on_accepted = on_accepted
         self._num_pages = 0
         self._busy_s = 0.0
         self._over = False
@@ -154,10 +155,12 @@ class CollectiveShipment:
                 if len(running) == SLOTS:
                     await running[0]
                     running.popleft()
+                    self._on_accepted()
                 ship = self._pair.ship(self._lease, first + start, pages[start : start + at_once])
                 running.append(asyncio.create_task(ship, name="collective.push"))
             for task in running:
                 await task
+                self._on_accepted()
         except TransferFailed:
             self._end()
             raise

@@ -25,7 +25,7 @@ from twostroke.cluster.core.ids import Incarnation, PageId
 from twostroke.cluster.core.layout import PageMemory, check_compatible
 from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import Lease
-from twostroke.cluster.transport.base import TransferStats
+from twostroke.cluster.transport.base import OnAccepted, TransferStats, unheard
 from twostroke.cluster.transport.control import commit_to_wire, failed, send_abort, send_commit, writer_of
 from twostroke.cluster.wire.channel import open_channel
 from twostroke.cluster.wire.convert import layout_to_wire
@@ -77,7 +77,7 @@ class GrpcTransport:
     def num_channels(self) -> int:
         return len(self._pairs)
 
-    async def open(self, lease: Lease) -> "GrpcShipment":
+    async def open(self, lease: Lease, on_accepted: OnAccepted = unheard) -> "GrpcShipment":
         check_compatible(self.memory.layout, lease.layout)
         key = (lease.shards[0].address, lease.incarnation)
         pair = self._acquire(key)
@@ -87,7 +87,7 @@ class GrpcTransport:
         except BaseException:
             self.release(key, pair)
             raise
-        return GrpcShipment(self, lease, key, pair)
+        return GrpcShipment(self, lease, key, pair, on_accepted)
 
     async def _agree(self, pair: _Pair, lease: Lease) -> None:
         request = pb.AgreeRequest(incarnation=lease.incarnation, layout=layout_to_wire(self.memory.layout))
@@ -139,12 +139,13 @@ class GrpcTransport:
 class GrpcShipment:
     """Implements `base.Shipment`."""
 
-    def __init__(self, transport: GrpcTransport, lease: Lease, key: Key, pair: _Pair) -> None:
+    def __init__(self, transport: GrpcTransport, lease: Lease, key: Key, pair: _Pair, on_accepted: OnAccepted) -> None:
         """The pair is acquired for us."""
         self._transport = transport
         self._lease = lease
         self._key = key
         self._pair = pair
+        self._on_accepted = on_accepted
         self._num_pages = 0
         self._busy_s = 0.0
         self._open = True
@@ -160,9 +161,11 @@ class GrpcShipment:
                 data, checksums = await in_thread(_read, memory, some)
                 if call is not None:
                     await call
+                    self._on_accepted()
                 call = self._start(first + start, data, checksums)
             if call is not None:
                 await call
+                self._on_accepted()
         except grpc.aio.AioRpcError as error:
             raise failed("push", self._lease, error) from error
         finally:

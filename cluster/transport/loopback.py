@@ -14,7 +14,15 @@ from twostroke.cluster.core.ids import Incarnation, PageId
 from twostroke.cluster.core.layout import PageMemory, check_compatible
 from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import Lease
-from twostroke.cluster.transport.base import CommitRequest, Intake, PageWrite, TransferStats, WriteTicket
+from twostroke.cluster.transport.base import (
+    CommitRequest,
+    Intake,
+    OnAccepted,
+    PageWrite,
+    TransferStats,
+    WriteTicket,
+    unheard,
+)
 
 
 class Receiver(NamedTuple):
@@ -37,11 +45,11 @@ class LoopbackTransport:
         self.tamper = tamper
         self._receivers = receivers
 
-    async def open(self, lease: Lease) -> "LoopbackShipment":
+    async def open(self, lease: Lease, on_accepted: OnAccepted = unheard) -> "LoopbackShipment":
         """See `Transport.open`."""
         check_compatible(self.memory.layout, lease.layout)
         check_compatible(self.memory.layout, self.receiver(lease).intake.layout)
-        return LoopbackShipment(self, lease)
+        return LoopbackShipment(self, lease, on_accepted)
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -57,9 +65,10 @@ class LoopbackTransport:
 class LoopbackShipment:
     """See `base.Shipment`."""
 
-    def __init__(self, transport: LoopbackTransport, lease: Lease) -> None:
+    def __init__(self, transport: LoopbackTransport, lease: Lease, on_accepted: OnAccepted) -> None:
         self._transport = transport
         self._lease = lease
+        self._on_accepted = on_accepted
         self._over = False
         self._pages = 0
         self._bytes = 0
@@ -86,6 +95,7 @@ class LoopbackShipment:
         self._pages += len(pages)
         self._bytes += len(data)
         self._busy_s += time.monotonic() - started_s
+        self._on_accepted()
 
     async def commit(
         self, first_token: int, first_token_index: int, first_logprob: TokenLogprob | None = None

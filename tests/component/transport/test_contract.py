@@ -41,6 +41,7 @@ from twostroke.proto.v1.kv_transfer_pb2_grpc import (
 )
 
 Tamper = Callable[[bytearray], None]
+OFFER_BYTES = 64 << 10
 
 
 @dataclass
@@ -93,7 +94,7 @@ class Pair:
             memory,
             sender,
             host="127.0.0.1",
-            offer_bytes=64 << 10,
+            offer_bytes=OFFER_BYTES,
             operation_timeout_s=2.0,
             idle_group_s=idle_group_s,
             max_groups=max_groups,
@@ -178,9 +179,12 @@ async def test_more_than_any_message_holds(pair: Pair, page_bytes: int) -> None:
     count = min(side.num_pages, (6 << 20) // page_bytes)
     lease = pair.lease(side, list(reversed(range(count))))
     transport = pair.sender(layout, num_pages=count)
+    heard: list[bool] = []
 
-    shipment = await transport.open(lease)
+    shipment = await transport.open(lease, lambda: heard.append(True))
     await shipment.push(0, [PageId(page) for page in range(count)])
+    # One offer holds as many whole pages as fit, or one page; the others send it all in one.
+    assert len(heard) == (-(-count // max(1, OFFER_BYTES // page_bytes)) if pair.kind == "collective" else 1)
     await shipment.commit(1, 0)
     expected = random_pages(layout, count).read([PageId(page) for page in range(count)])
     assert side.memory.read(list(lease.shards[0].pages)) == expected

@@ -29,6 +29,7 @@ from twostroke.engine.commands import (
     RouterGone,
     ShipmentDropped,
     ShipmentEnded,
+    ShipmentTouched,
     Snapshot,
     SnapshotTaken,
     ToRouter,
@@ -381,6 +382,26 @@ def test_a_transfer_that_does_not_end_is_given_up_after_the_hold() -> None:
     assert ended is not None
     assert ended.outcome is Outcome.TRANSFER_FAILED
     bench.post(shipment_ended())  # late, and without an error: the job has ended, the pages are given back
+    bench.check_at_rest()
+
+
+def test_the_hold_begins_anew_with_every_part_that_the_other_side_took() -> None:
+    """A transfer that shares its pair with many others takes long, and gets on."""
+    bench = make_prefill(limits=PrefillLimits(hold_s=5.0))
+    bench.send(prefill(time_left_s=18.0))
+    bench.post(ShipmentTouched(job_id()))  # while it computes, the job has no other deadline than its own
+    bench.run()
+    for end_s in (9.0, 13.0, 17.0, 18.0):
+        bench.wait(4.0)
+        assert bench.answer().ended is None
+        bench.post(ShipmentTouched(job_id()))
+        assert bench.scheduler.next_deadline_s() == end_s
+    bench.wait(2.0)
+    ended = bench.answer().ended
+    assert ended is not None
+    assert ended.outcome is Outcome.EXPIRED
+    bench.post(ShipmentTouched(job_id()))  # its last word crossed ours
+    bench.post(shipment_ended())
     bench.check_at_rest()
 
 
