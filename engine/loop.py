@@ -117,9 +117,9 @@ class EngineLoop:
         try:
             warm_up(self._executor)
             self._on_events([WarmedUp()])
-            wait_s = 0.0
-            while self._take_commands(wait_s):
-                wait_s = self._turn()
+            # The first turn has no job yet: from it on counts the age of the last step, not from before the warm-up.
+            while self._take_commands(self._turn()):
+                pass
         except Exception as error:  # whatever it was, it must be seen: a thread's exception is seen by nobody
             self._failed = f"{type(error).__name__}: {error}"
             log.exception("engine_failed", error=self._failed)

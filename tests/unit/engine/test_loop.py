@@ -171,6 +171,29 @@ def test_a_step_that_hangs_shows_in_its_age_and_in_stop() -> None:
     loop.stop()
 
 
+def test_a_job_that_came_during_the_warm_up_does_not_make_a_worker_look_frozen() -> None:
+    """The age of the last step counts from the loop's first turn, however long the machine was up before."""
+    ages: list[float] = []
+    info = make_info(Role.DECODE)
+    executor = FakeExecutor(info.num_pages, info.layout.page_size, VOCAB, info.max_context)
+    clock = ManualClock()
+    clock.advance(40_000.0)
+    heard = threading.Event()
+
+    def listen(events: list[Event]) -> None:
+        ages.append(loop.load().step_age_s)
+        if any(isinstance(event, ToRouter) for event in events):
+            heard.set()
+
+    loop = EngineLoop(DecodeScheduler(info, VOCAB, DecodeLimits()), executor, listen, clock)
+    loop.post(FromRouter(ROUTER, local("a")))
+    loop.start()
+    assert heard.wait(DEADLINE_S)
+    loop.stop()
+    assert loop.failed is None
+    assert set(ages) == {0.0}
+
+
 def test_a_snapshot_is_answered_without_traffic() -> None:
     ears = Ears()
     loop, _ = make_loop(ears)
