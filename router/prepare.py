@@ -178,6 +178,7 @@ def prepare(
     continuation: Continuation | None = None,
 ) -> GenerateRequest:
     """A request ready for `generator.submit`, with an id of its own unless one is given, under its tenant's budget.
+    `params` passed `check_params`.
 
     `continuable`: the answer can carry a continuation token, and go on from `continuation`; else the budget is but a
     lower `max_tokens`.
@@ -185,7 +186,6 @@ def prepare(
     Raises InvalidRequest (ContextOverflow, UnknownModel), naming `prompt_field` when it is the prompt that is
     wrong; and Unavailable while no worker is attached.
     """
-    check_params(params, config.limits)
     model = serving(model_name, generator)
     if len(salt) > config.limits.max_salt_characters:
         raise InvalidRequest(f"cache_salt has at most {config.limits.max_salt_characters} characters", "cache_salt")

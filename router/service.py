@@ -17,7 +17,7 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]  # the stubs lack it
 from grpc_reflection.v1alpha import reflection
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from twostroke.cluster import attach
 from twostroke.cluster.aio import TaskOwner
@@ -107,7 +107,7 @@ async def run(config: Config, stop: asyncio.Event, on_ready: Callable[[Mapping[s
 class Faces:
     """The HTTP and the gRPC server of one router. `open` once, `close` once."""
 
-    def __init__(self, config: Config, dispatcher: Dispatcher, servicer: InferenceServicer, app: Starlette) -> None:
+    def __init__(self, config: Config, dispatcher: Dispatcher, servicer: InferenceServicer, app: ASGIApp) -> None:
         self._config = config.router
         self._dispatcher = dispatcher
         self._grpc = new_server()

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import uvicorn
 from prometheus_client import CollectorRegistry
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from tests.waiting import until
 from twostroke.cluster.config import RouterSection
@@ -100,7 +100,7 @@ async def gateway(
 
 
 @asynccontextmanager
-async def serving(app: Starlette) -> AsyncIterator[tuple[uvicorn.Server, int]]:
+async def serving(app: ASGIApp) -> AsyncIterator[tuple[uvicorn.Server, int]]:
     """The app on a free port of 127.0.0.1, which is given with its server."""
     server = http_server(app, 2)
     listener = listen("127.0.0.1", 0)

@@ -17,19 +17,14 @@ from typing import Generic, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.routing import Route, Router
 
 from twostroke.cluster.config import LimitsSection, RouterSection
 from twostroke.cluster.core.clock import Clock, SystemClock
-from twostroke.cluster.core.errors import BodyTooLarge, InvalidRequest, TwostrokeError
+from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.cluster.core.ids import RequestId
-from twostroke.cluster.telemetry.logs import log_request
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.router.apart import call_id
 from twostroke.router.ask import Ask, Chat
@@ -39,9 +34,9 @@ from twostroke.router.encode import Encoder, Inputs
 from twostroke.router.gateway.answer import Answer
 from twostroke.router.gateway.anthropic import MessagesTelling
 from twostroke.router.gateway.anthropic_schema import parse_count, parse_messages
-from twostroke.router.gateway.body import drain, parse_body, read_body
+from twostroke.router.gateway.body import parse_body, read_body
 from twostroke.router.gateway.edge import Edge
-from twostroke.router.gateway.errors import HTTP_CODES, json_response, refusal
+from twostroke.router.gateway.errors import json_response
 from twostroke.router.gateway.fingerprint import system_fingerprint
 from twostroke.router.gateway.forms import ChatForm, CompletionForm, Envelope, Form
 from twostroke.router.gateway.logprobs import ChatLogprobs, CompletionLogprobs, LogprobsForm, Scores
@@ -76,9 +71,8 @@ def create_app(
     unix_time: Callable[[], float] = time.time,
     gate: GrammarGate | None = None,
     continuations: ContinuationTokens | None = None,
-) -> Starlette:
-    """The ASGI app; `state.openapi` is its OpenAPI document. It has no life-span of its own: run it under any server,
-    with as many connections as wanted.
+) -> Edge:
+    """The ASGI app. It has no life-span of its own: run it under any server, with as many connections as wanted.
 
     Without a `gate`, which is the caller's to close, it takes no grammar. `continuations` has the key of other faces
     and routers; without it, tokens are good here alone.
@@ -106,18 +100,7 @@ def create_app(
     ]
     description = Description(routes)
     routes.append(Route("/openapi.json", description.answer))
-
-    async def refuse(request: Request, error: Exception) -> Response:
-        return await _refuse(request, error, metrics)
-
-    app = Starlette(
-        routes=routes,
-        middleware=[Middleware(Edge, metrics=metrics)],
-        exception_handlers={TwostrokeError: refuse, HTTPException: refuse},
-    )
-    app.router.redirect_slashes = False
-    app.state.openapi = description.document
-    return app
+    return Edge(Router(routes, redirect_slashes=False), metrics, description.document)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +218,7 @@ class _Generating:
     async def _answer(self, request: Request, parse: Parser, form: Form) -> Response:
         read = await self._read(request, parse)
         ask = read.ask
-        apart = taken_apart(ask, read.inputs, str(request.state.request_id))
+        apart = taken_apart(ask, read.inputs, str(request.scope["state"]["request_id"]))
         requests = self._prepare(request, read, continuable=is_continuable(ask, apart))
         envelope = Envelope(
             form=form if apart is None else ParsedChatForm(apart),
@@ -285,7 +268,7 @@ class _Generating:
         )
 
     def _prepare(self, request: Request, read: _Read[AnyAsk], *, continuable: bool = False) -> list[GenerateRequest]:
-        own, ask, prompts = str(request.state.request_id), read.ask, read.inputs.prompts
+        own, ask, prompts = str(request.scope["state"]["request_id"]), read.ask, read.inputs.prompts
         header = self._config.budget.tenant_header
         tenant = read_tenant(request.headers.getlist(header) if header else (), self._config.budget)
         try:
@@ -299,7 +282,7 @@ class _Generating:
                     config=self._config,
                     prompt_field=prompt.field,
                     request_id=RequestId(own if len(prompts) == 1 else f"{own}-{number}"),
-                    client_request_id=request.state.client_request_id,
+                    client_request_id=request.scope["state"]["client_request_id"],
                     salt=ask.salt,
                     tenant=tenant,
                     template=read.inputs.template,
@@ -317,44 +300,9 @@ class _Generating:
 
 def _told_id(request: Request) -> str:
     """The id that the client is told: its own, if it sent one."""
-    return str(request.state.client_request_id or request.state.request_id)
+    state = request.scope["state"]
+    return str(state["client_request_id"] or state["request_id"])
 
 
 def _wants_report(request: Request) -> bool:
     return request.headers.get(REPORT_HEADER) == "1"
-
-
-async def _refuse(request: Request, error: Exception, metrics: RouterMetrics) -> Response:
-    """The answer to what was not submitted; logged and counted for the endpoints that generate."""
-    if isinstance(error, TwostrokeError):
-        code = error.code
-    else:
-        assert isinstance(error, HTTPException)
-        code = HTTP_CODES.get(error.status_code, "http_error")
-    response = refusal(error, request.scope)
-    if request.method == "POST":
-        metrics.refusals.of(code).inc()
-        route = request.scope.get("route")
-        log_request(
-            log,
-            request_id=request.state.request_id,
-            outcome=code,
-            endpoint=str(route.path) if route is not None else "",
-            client_request_id=request.state.client_request_id,
-        )
-    if isinstance(error, BodyTooLarge) or code in ("request_timeout", "unsupported_media_type"):
-        return _ClosingResponse(response)
-    return response
-
-
-class _ClosingResponse(Response):
-    """An answer to a body that was not read to its end: the connection ends with it."""
-
-    def __init__(self, response: Response) -> None:
-        super().__init__(response.body, response.status_code, {**response.headers, "connection": "close"})
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self.body, "more_body": True})
-        await drain(receive)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -3,7 +3,7 @@
 import socket
 
 import uvicorn
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 KEEP_ALIVE_S = 620
 """An idle connection is the client's to close. A server that closes first resets the request that is just on its way,
@@ -12,7 +12,7 @@ AWS, 600 s on Google Cloud; uvicorn's own default is 5 s).
 """
 
 
-def http_server(app: Starlette, close_s: int) -> uvicorn.Server:
+def http_server(app: ASGIApp, close_s: int) -> uvicorn.Server:
     """`close_s`: what answers have to end when it is told to exit."""
     return uvicorn.Server(
         uvicorn.Config(

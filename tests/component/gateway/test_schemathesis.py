@@ -40,7 +40,7 @@ def _document() -> dict[str, Any]:
     tokenizer, registry = ByteTokenizer(), CollectorRegistry()
     metrics = RouterMetrics(registry, "fake")
     app = create_app(FakeGenerator(tokenizer), tokenizer, RouterSection(), metrics, registry)
-    return dict(app.state.openapi)
+    return dict(app.openapi)
 
 
 DOCUMENT = _document()
