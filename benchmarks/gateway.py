@@ -5,7 +5,7 @@
 The router is one process pinned to one core; workers and load are this process, pinned to another.
 
     streams      64 streams of /v1/completions, a token an event: tokens a second, and a second of the router's CPU
-    requests     32 clients, short prompts, whole answers of 16 tokens: the same for requests
+    requests     32 clients, short prompts, whole answers of one token, and of 16: the same for requests
     first byte   from the request's last byte to the first token's text, at 1k and 8k tokens, by one client and by 64
 
 A token is answered as soon as the router asks for it, so a first byte's time is what the router adds, and the hops. Of
@@ -152,6 +152,7 @@ class Row:
     case: str
     clients: int
     prompt_tokens: int
+    max_tokens: int
     requests: int
     seconds: float
     router_cpu_share: float
@@ -198,6 +199,7 @@ class Bench:
             case=case.name,
             clients=case.clients,
             prompt_tokens=case.prompt_tokens,
+            max_tokens=case.max_tokens,
             requests=len(firsts),
             seconds=elapsed_s,
             router_cpu_share=cpu_s / elapsed_s,
@@ -277,7 +279,8 @@ def requests(num_tokens: int, max_tokens: int, *, stream: bool, words: bool) -> 
 def cases(sizes: Sequence[int], *, words: bool) -> Iterator[Case]:
     """Made as they are needed: the requests of one with long prompts are some 50 MB."""
     yield Case("streams", 64, 8, 256, requests(8, 256, stream=True, words=words), is_paced=True)
-    yield Case("requests", 32, 8, 16, requests(8, 16, stream=False, words=words))
+    for max_tokens in (1, 16):
+        yield Case("requests", 32, 8, max_tokens, requests(8, max_tokens, stream=False, words=words))
     for size in sizes:
         asked = requests(size, 2, stream=True, words=words)
         for clients in (1, 64):
@@ -307,7 +310,7 @@ def print_row(row: Row) -> None:
             f"{row.first_p50_ms:8.2f} ms p50, {row.first_p99_ms:.2f} p99: tokenize {row.tokenize_ms:.2f}, "
             f"hash and choose {row.choose_ms:.2f}, parse {row.parse_ms:.2f}, else {row.added_ms - row.parse_ms:.2f}"
         )
-    what = f"{row.case:10} {row.clients:3} clients {row.prompt_tokens:5} tokens"
+    what = f"{row.case:10} {row.clients:3} clients {row.prompt_tokens:5} + {row.max_tokens:3} tokens"
     print(f"{what} {told} ({row.router_cpu_share:.0%} of its core)", flush=True)
 
 
@@ -338,7 +341,7 @@ async def run_all(options: argparse.Namespace, cores: list[int]) -> list[Row]:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each of the six cases")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each of the seven cases")
     parser.add_argument(
         "--sizes", type=int, nargs="+", default=[1024, 8192], help="tokens of the prompts of `first byte`"
     )

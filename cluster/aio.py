@@ -55,6 +55,10 @@ class TaskOwner:
             task.cancel()
         if not tasks:
             return
+        await asyncio.sleep(0)  # nearly every task ends then
+        tasks = [task for task in tasks if not task.done()]
+        if not tasks:
+            return
         _, stuck = await asyncio.wait(tasks, timeout=timeout_s)
         if stuck:
             raise TimeoutError(f"tasks ignore cancellation: {sorted(task.get_name() for task in stuck)}")

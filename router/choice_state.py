@@ -85,6 +85,9 @@ class ChoiceState:
         before = len(self.tokens)
         if self.sampling.logprobs is not None:
             self._note_logprobs(run)
+        if run.first_index == before and len(run.tokens) == 1 and not self._early:
+            self.tokens += run.tokens  # nearly every message
+            return run.tokens
         for index, token in enumerate(run.tokens, run.first_index):
             known = self.tokens[index] if index < len(self.tokens) else self._early.get(index)
             if known is not None:

@@ -132,10 +132,11 @@ class Reactions:
         """Deliver what is now in order. The attempt, or the request, may be over after it."""
         if choice.complete:
             return
-        if choice.awaits_prompt:
-            choice.withheld.append(run)
-            return
-        self._lifecycle.tell_prompt(choice)
+        if choice.state.sampling.prompt_logprobs is not None:
+            if choice.awaits_prompt:
+                choice.withheld.append(run)
+                return
+            self._lifecycle.tell_prompt(choice)
         first = not choice.state.progressed
         try:
             tokens = choice.state.accept(run)

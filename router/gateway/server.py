@@ -20,6 +20,7 @@ def http_server(app: ASGIApp, close_s: int) -> uvicorn.Server:
             log_config=None,
             access_log=False,
             lifespan="off",
+            proxy_headers=False,  # nobody asks for the client's address
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=close_s,
         )

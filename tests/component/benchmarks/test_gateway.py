@@ -11,6 +11,7 @@ async def test_each_case_is_measured(capsys: pytest.CaptureFixture[str]) -> None
     assert [(row.case, row.clients) for row in rows] == [
         ("streams", 64),
         ("requests", 32),
+        ("requests", 32),
         ("first byte", 1),
         ("first byte", 64),
     ]
