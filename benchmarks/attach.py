@@ -11,11 +11,9 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from benchmarks.bare_worker import LAYOUT, BareWorker
 from twostroke.cluster.attach import AttachServicer, connect
-from twostroke.cluster.core.errors import Unavailable
-from twostroke.cluster.core.events import PrefixSnapshot
 from twostroke.cluster.core.ids import Incarnation, JobId, RequestId, WorkerId, new_incarnation
-from twostroke.cluster.core.layout import gqa_layout
 from twostroke.cluster.core.link import Outlet, WorkerLink
 from twostroke.cluster.core.messages import (
     Role,
@@ -24,7 +22,6 @@ from twostroke.cluster.core.messages import (
     Submit,
     TokenRun,
     Tokens,
-    WorkerCheck,
     WorkerInfo,
     WorkerMessage,
 )
@@ -32,16 +29,17 @@ from twostroke.cluster.core.sampling import SamplingParams
 from twostroke.cluster.wire.channel import bind, new_server
 from twostroke.proto.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 
-LAYOUT = gqa_layout(model_fingerprint="none", layers=1, kv_heads=1, head_dim=1, dtype="uint32", page_size=16)
 STEPS_AHEAD = 8
 """Steps that may be queued before the receiver has seen them."""
 
 
-class Source:
+class Source(BareWorker):
     """Implements `WorkerApp` as far as the benchmark needs it."""
 
     def __init__(self, num_jobs: int) -> None:
-        self.info = WorkerInfo(WorkerId("w"), new_incarnation(), Role.DECODE, "", "none", LAYOUT, 1, 1, 1, ("grpc",))
+        super().__init__(
+            WorkerInfo(WorkerId("w"), new_incarnation(), Role.DECODE, "", "none", LAYOUT, 1, 1, 1, ("grpc",))
+        )
         self.outlet: Outlet
         self.jobs: list[JobId] = []
         self.full = asyncio.Event()
@@ -58,15 +56,6 @@ class Source:
 
     def closed(self, reason: str) -> None:
         self.jobs.clear()
-
-    async def snapshot(self) -> PrefixSnapshot:
-        return PrefixSnapshot(self.info.incarnation, 0, ())
-
-    async def check(self) -> WorkerCheck:
-        raise Unavailable("there is no engine here")
-
-    async def drain(self, timeout_s: float) -> bool:
-        return True
 
 
 class Sink:

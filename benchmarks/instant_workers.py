@@ -5,16 +5,15 @@ token is `token`. A step gives each running job one, when `may_step` allows it.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import grpc.aio
 
+from benchmarks.bare_worker import LAYOUT, BareWorker
 from twostroke.cluster.aio import TaskOwner
 from twostroke.cluster.attach import AttachServicer
-from twostroke.cluster.core.errors import Unavailable
-from twostroke.cluster.core.events import PrefixSnapshot
 from twostroke.cluster.core.ids import Incarnation, JobId, LeaseId, PageId, WorkerId, new_incarnation
-from twostroke.cluster.core.layout import gqa_layout
 from twostroke.cluster.core.link import Outlet
 from twostroke.cluster.core.messages import (
     Cancel,
@@ -30,7 +29,6 @@ from twostroke.cluster.core.messages import (
     Submit,
     TokenRun,
     Tokens,
-    WorkerCheck,
     WorkerInfo,
     WorkerMessage,
 )
@@ -38,7 +36,6 @@ from twostroke.cluster.core.sampling import FinishReason
 from twostroke.cluster.wire.channel import bind, new_server
 from twostroke.proto.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 
-LAYOUT = gqa_layout(model_fingerprint="none", layers=1, kv_heads=1, head_dim=1, dtype="uint32", page_size=16)
 MAX_CONTEXT = 1 << 17
 STEP_S = 0.001
 """Between two steps. Without it each step has the tokens of the few jobs that came since the last, and the router reads
@@ -46,21 +43,23 @@ many small frames, which no real worker sends.
 """
 
 
-class _Worker:
+class _Worker(BareWorker, ABC):
     """Implements `WorkerApp` and its one session, as far as a router asks."""
 
     def __init__(self, role: Role) -> None:
-        self.info = WorkerInfo(
-            worker_id=WorkerId(f"{role.value}-0"),
-            incarnation=new_incarnation(),
-            role=role,
-            address="",
-            model="instant",
-            layout=LAYOUT,
-            num_pages=1 << 20,
-            max_context=MAX_CONTEXT,
-            chunk_tokens=4096,
-            transports=("grpc",),
+        super().__init__(
+            WorkerInfo(
+                worker_id=WorkerId(f"{role.value}-0"),
+                incarnation=new_incarnation(),
+                role=role,
+                address="",
+                model="instant",
+                layout=LAYOUT,
+                num_pages=1 << 20,
+                max_context=MAX_CONTEXT,
+                chunk_tokens=4096,
+                transports=("grpc",),
+            )
         )
         self._outlet: Outlet | None = None
 
@@ -75,23 +74,14 @@ class _Worker:
             elif isinstance(message, Cancel):
                 self.cancelled(message.job)
 
-    def submitted(self, submit: Submit) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def submitted(self, submit: Submit) -> None: ...
 
-    def cancelled(self, job: JobId) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def cancelled(self, job: JobId) -> None: ...
 
     def closed(self, reason: str) -> None:
         self._outlet = None
-
-    async def snapshot(self) -> PrefixSnapshot:
-        return PrefixSnapshot(self.info.incarnation, 0, ())
-
-    async def check(self) -> WorkerCheck:
-        raise Unavailable("there is no engine here")
-
-    async def drain(self, timeout_s: float) -> bool:
-        return True
 
     def say(self, *messages: WorkerMessage) -> None:
         if self._outlet is not None:

@@ -54,8 +54,10 @@ class PromptKeys:
         keys = self._keys.get((fingerprint, page_size))
         if keys is None:
             num_pages = max_hit_pages(len(self._tokens), page_size)
-            root = root_key(fingerprint, page_size, self._adapter, self._salt) if num_pages else None
-            keys = [] if root is None else page_keys(root, self._tokens, page_size)[:num_pages]
+            keys = []
+            if num_pages:
+                root = root_key(fingerprint, page_size, self._adapter, self._salt)
+                keys = page_keys(root, self._tokens, page_size)[:num_pages]
             self._keys[fingerprint, page_size] = keys
         return keys
 

@@ -263,7 +263,6 @@ def allowed(**changes: Any) -> dict[str, Any]:
     return {"tool_choice": {"type": "allowed_tools", "allowed_tools": {**ONLY_NOW, **changes}}}
 
 
-CATASTROPHE = {"properties": {"a": {"type": "string", "pattern": "(a{1000}){1000}"}}}
 PARAMETERS = "tools[0].function.parameters"
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": {}}, "tools"),
