@@ -212,10 +212,19 @@ class WorkerServer:
                 wait.cancel()
 
     async def _drain(self) -> None:
-        drain_s = self._config.ray.drain_s
-        log.info("worker_draining", worker=self._host.info.worker_id, drain_s=drain_s)
+        drain_s, load = self._config.ray.drain_s, self._host.load()
+        log.info(
+            "worker_draining",
+            worker=self._host.info.worker_id,
+            drain_s=drain_s,
+            running=load.running,
+            waiting=load.waiting,
+            leases=load.leases,
+        )
         await self._leave()
-        if not await self._host.drain(drain_s):
+        if await self._host.drain(drain_s):
+            log.info("worker_drained", worker=self._host.info.worker_id)
+        else:
             log.warning("drain_incomplete", worker=self._host.info.worker_id, load=repr(self._host.load()))
 
     async def _close(self) -> None:

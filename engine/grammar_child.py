@@ -12,10 +12,12 @@ import json
 import resource
 import signal
 import sys
+from contextlib import suppress
 from random import Random
 
 from twostroke.cluster.core.grammar import Grammar, GrammarKind
 from twostroke.engine.grammar import GrammarCompiler, GrammarError, to_library
+from twostroke.engine.grammar_words import words_of
 from twostroke.engine.plan import ConstraintBroken
 from twostroke.engine.schema_ends import has_end
 from twostroke.engine.vocabulary import byte_vocabulary
@@ -24,6 +26,7 @@ MEMORY_BYTES = 2 << 30
 NUM_WALKS = 2
 NUM_STEPS = 192
 """Bytes of an answer. Some regular expressions cost nothing until their hundredth character."""
+NUM_WORD_STEPS = 32
 READY = b"ready\n"
 _END = 257
 
@@ -34,22 +37,31 @@ def to_line(grammar: Grammar) -> bytes:
 
 
 def find_fault(compiler: GrammarCompiler, grammar: Grammar) -> str:
-    """Compile it and follow a few answers for a while, since much of the work is done at the first tokens."""
-    random = Random(0)
+    """Compile it and follow a few answers for a while, since much of the work is done at the first tokens; and those
+    of its words, which a random answer may not get to.
+    """
     try:
         check_end(grammar)
-        for _ in range(NUM_WALKS):
-            state = compiler.compile(grammar)
-            output: list[int] = []
-            while len(output) < NUM_STEPS:
-                bits = state.mask(output, (_END,))
-                allowed = [token for token in range(256) if bits[token >> 3] >> (token & 7) & 1]
-                if not allowed:
-                    break
-                output.append(random.choice(allowed))
-    except (GrammarError, ConstraintBroken) as error:
+        for seed in range(NUM_WALKS):
+            _follow(compiler, grammar, Random(seed), NUM_STEPS)
+        for word in words_of(grammar):
+            # One that is wrong only by itself is not wrong.
+            with suppress(GrammarError):
+                _follow(compiler, word, Random(0), NUM_WORD_STEPS)
+    except (GrammarError, ConstraintBroken, ValueError, RecursionError) as error:
         return str(error)
     return ""
+
+
+def _follow(compiler: GrammarCompiler, grammar: Grammar, random: Random, num_steps: int) -> None:
+    state = compiler.compile(grammar)
+    output: list[int] = []
+    while len(output) < num_steps:
+        bits = state.mask(output, (_END,))
+        allowed = [token for token in range(256) if bits[token >> 3] >> (token & 7) & 1]
+        if not allowed:
+            return
+        output.append(random.choice(allowed))
 
 
 def check_end(grammar: Grammar) -> None:

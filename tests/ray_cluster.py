@@ -97,6 +97,11 @@ class RayCluster:
         keeper = psutil.Process(record["ray_pid"])
         return [keeper, *keeper.children(recursive=True)]
 
+    def said(self, worker_id: str) -> dict[str, dict[str, Any]]:
+        """The last log line of this worker's process for each event."""
+        lines = (self.directory / self.name / "logs" / f"{worker_id}.log").read_text().splitlines()
+        return {line["event"]: line for line in map(json.loads, lines)}
+
     def print_logs(self) -> None:
         for path in sorted((self.directory / self.name / "logs").glob("*.log")):
             print(f"---- {path.name}\n{path.read_bytes()[-6000:].decode(errors='replace')}")
@@ -162,14 +167,21 @@ async def watching(cluster: RayCluster) -> AsyncIterator[Watch]:
 
     async def look() -> None:
         while True:
-            for info in await registry.workers():
-                if info.incarnation in watch.workers:
+            # The lost ones too: this process may have stood still for so long that a worker gave it up.
+            lost = [watched.info for watched in watch.workers.values() if watched.lost]
+            for info in (*await registry.workers(), *lost):
+                watched = watch.workers.get(info.incarnation, Watched(info))
+                if info.incarnation in watch.workers and not watched.lost:
                     continue
-                watched = Watched(info)
                 try:
-                    links.append(await connect(info.address, new_incarnation(), watched))
+                    link = await connect(info.address, new_incarnation(), watched)
                 except TwostrokeError:
-                    continue  # it has just left; its entry expires
+                    continue  # it has left; its entry expires
+                links.append(link)
+                if link.info.incarnation != info.incarnation:
+                    link.close("another worker answers there now")
+                    continue
+                watched.lost = False
                 watch.workers[info.incarnation] = watched
             await asyncio.sleep(LOOK_S)
 

@@ -75,6 +75,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({**formatted(SCHEMA), "structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ({**formatted(SCHEMA), "structured_outputs": {"disable_any_whitespace": 1}}, COMPACT),
     (formatted(NEEDS_ITSELF), "response_format.json_schema.schema"),
+    (formatted({"properties": {"a": {"pattern": "(a{1000}){1000}"}}}), "response_format.json_schema.schema"),
     ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs"),
     ({"structured_outputs": {"json": '{"minimum":NaN}'}}, "structured_outputs.json"),
     ({"structured_outputs": {"json": '{"const":"\\ud800"}'}}, "structured_outputs.json"),

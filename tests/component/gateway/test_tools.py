@@ -264,6 +264,7 @@ def allowed(**changes: Any) -> dict[str, Any]:
 
 
 PARAMETERS = "tools[0].function.parameters"
+CATASTROPHE = {"properties": {"a": {"type": "string", "pattern": "(a{1000}){1000}"}}, "required": ["a"]}
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": {}}, "tools"),
     ({"tools": [1]}, "tools[0].type"),
@@ -282,6 +283,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({**tool(parameters={"properties": {"a": {"type": "strin"}}}), "tool_choice": "required"}, PARAMETERS),
     (tool(parameters={"properties": {"a": {"type": "strin"}}}, strict=True), PARAMETERS),
     (tool(parameters={"not": {}}, strict=True), PARAMETERS),
+    (tool(parameters=CATASTROPHE, strict=True), PARAMETERS),
+    ({**tool(parameters=CATASTROPHE), "tool_choice": "required"}, PARAMETERS),
     ({"tool_choice": "sometimes"}, "tool_choice"),
     ({"tool_choice": ["none"]}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
