@@ -1,8 +1,8 @@
 """The words of a grammar, each as a grammar of its own: what costs most once an answer gets there, and not before.
 
-    JSON_SCHEMA   each `pattern`, and each name of `patternProperties`
-    GRAMMAR       each regular expression, each terminal, and the words of each `%json` schema
-    REGEX, CHOICE none: an answer begins with them
+JSON_SCHEMA   each `pattern`, and each name of `patternProperties`
+GRAMMAR       each regular expression, each terminal, and the words of each `%json` schema
+REGEX, CHOICE none: an answer begins with them
 """
 
 import json

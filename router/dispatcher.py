@@ -207,7 +207,7 @@ class Dispatcher:
             state = ChoiceState(request.request_id, number, sampling, since=now, tokens=list(request.delivered))
             decoder = self._decoders(request.stop)
             decoder.skip(request.delivered)
-            record.choices.append(ChoiceRecord(record, state, decoder))
+            record.choices.append(ChoiceRecord(record, state, decoder, num_told=len(request.delivered)))
         return record
 
     # -------------------------------------------------------------------------------- what links say (LinkListener)

@@ -23,14 +23,14 @@ from twostroke.cluster.core.ids import JobId, RequestId
 from twostroke.cluster.core.link import WorkerLink
 from twostroke.cluster.core.messages import Cancel, Lease, Stroke, Submit, WorkerInfo
 from twostroke.cluster.core.request import Phase
-from twostroke.cluster.core.sampling import FinishReason
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.router.admission import AdmissionQueue
+from twostroke.router.delivery import Delivery
 from twostroke.router.fleet import Fleet, PromptKeys
 from twostroke.router.policy import Choice, RequestFacts
 from twostroke.router.record import Attempt, ChoiceRecord, End, RequestRecord
 from twostroke.router.report import account, make_report
-from twostroke.router.request import ChoiceEnd, Delta, PromptScores
+from twostroke.router.request import ChoiceEnd, Delta
 
 log = structlog.get_logger(__name__)
 
@@ -58,6 +58,7 @@ class Lifecycle:
         self._metrics = metrics
         self._clock = clock
         self._wake = wake
+        self.delivery = Delivery(metrics, clock)
         self.requests: dict[RequestId, RequestRecord] = {}
         self.jobs: dict[JobId, ChoiceRecord] = {}
         """Present attempts only: messages about any other job are dropped."""
@@ -290,46 +291,15 @@ class Lifecycle:
             return False
         return True
 
-    def tell_prompt(self, choice: ChoiceRecord) -> None:
-        """The prompt's log-probabilities, once, before the first token."""
-        if choice.state.sampling.prompt_logprobs is None or choice.prompt_told:
-            return
-        choice.prompt_told = True
-        choice.keys = None
-        choice.request.stream.put(PromptScores(choice.number, tuple(choice.state.prompt_logprobs)))
-        choice.state.prompt_logprobs.clear()
-
-    def deliver(self, choice: ChoiceRecord, tokens: tuple[int, ...]) -> None:
-        """Turn tokens that are in order into text for the reader; a stop string ends the choice here."""
-        now = self._clock.now()
-        text: list[str] = []
-        start = len(choice.state.tokens) - len(tokens)
-        used = 0
-        for token in tokens:
-            used += 1
-            if choice.state.sampling.finish_after(start + used, token) is FinishReason.STOP:
-                break  # The end token itself is no text.
-            step = choice.decoder.push(token)
-            text.append(step.text)
-            if step.stopped:
-                choice.end = End(FinishReason.STOP, start + used, by_text=True, stop=step.stop)
-                self.cancel_jobs(choice)
-                break
-        self._clock_tokens(choice, used, now)
-        logprobs = choice.state.take_logprobs(start, start + used)
-        waiting = choice.request.stream.put(Delta(choice.number, "".join(text), tokens[:used], logprobs))
+    def deliver(self, choice: ChoiceRecord) -> None:
+        """New tokens are in order, for the reader; a stop string ends the choice here."""
+        waiting = self.delivery.on_tokens(choice)
+        if choice.end is not None and choice.end.by_text:
+            self.cancel_jobs(choice)
         if waiting > self._config.token_buffer:
             self.fail(
                 choice.request, SlowReader(f"{waiting} tokens wait to be read; the limit is what a client may lag")
             )
-
-    def _clock_tokens(self, choice: ChoiceRecord, count: int, now: float) -> None:
-        self._metrics.generation_tokens.inc(count)
-        if choice.first_token_at is None:
-            choice.first_token_at = now
-        elif choice.last_token_at is not None:
-            self._metrics.inter_token_latency_seconds.observe((now - choice.last_token_at) / count)
-        choice.last_token_at = now
 
     def try_finish(self, choice: ChoiceRecord) -> None:
         """Finish a complete choice, unless the prefill side's figures are still to come."""
@@ -345,6 +315,7 @@ class Lifecycle:
 
     def finish(self, choice: ChoiceRecord) -> None:
         """End a complete choice."""
+        self.delivery.tell(choice)
         record, end = choice.request, choice.end
         assert end is not None
         self.start_siblings(record)

@@ -136,7 +136,7 @@ class Reactions:
             if choice.awaits_prompt:
                 choice.withheld.append(run)
                 return
-            self._lifecycle.tell_prompt(choice)
+            self._lifecycle.delivery.tell_prompt(choice)
         first = not choice.state.progressed
         try:
             tokens = choice.state.accept(run)
@@ -147,7 +147,7 @@ class Reactions:
             return
         if first:
             self._on_first_token(choice)
-        self._lifecycle.deliver(choice, tokens)
+        self._lifecycle.deliver(choice)
         self._lifecycle.try_finish(choice)
 
     def _on_first_token(self, choice: ChoiceRecord) -> None:

@@ -95,6 +95,10 @@ class ChoiceRecord:
     reason: str = ""
     first_token_at: float | None = None
     last_token_at: float | None = None
+    num_told: int = 0
+    """Output tokens that the reader has; those of earlier parts of the answer among them."""
+    told_at: float | None = None
+    """When the last of them came."""
     prompt_told: bool = False
     """The reader has the prompt's log-probabilities."""
     withheld: list[TokenRun] = field(default_factory=list)

@@ -4,11 +4,13 @@ Logs carry ids, counts and durations, never prompts or answers. INFO has a line 
 the cluster, nothing per token.
 """
 
+import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, TextIO
 
+import orjson
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
@@ -42,7 +44,7 @@ def configure_logging(
     renderer: Processor
     if log_format == "json":
         shared.append(structlog.processors.format_exc_info)
-        renderer = structlog.processors.JSONRenderer()
+        renderer = structlog.processors.JSONRenderer(_to_json)
     else:
         renderer = structlog.dev.ConsoleRenderer(colors=target.isatty())
     structlog.configure(
@@ -61,6 +63,14 @@ def configure_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+def _to_json(event: Mapping[str, object], *, default: Callable[[object], object]) -> str:
+    """orjson takes a fifth of json's time; it refuses half a character, and an integer of over 64 bits."""
+    try:
+        return orjson.dumps(event, default).decode()
+    except orjson.JSONEncodeError:
+        return json.dumps(event, default=default)
 
 
 class _Lines:

@@ -10,7 +10,7 @@ see `gateway.edge`. With `x-twostroke-report: 1` the end of the answer says wher
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
 from twostroke.cluster.config import LimitsSection, RouterSection
 from twostroke.cluster.core.clock import Clock, SystemClock
@@ -84,14 +85,14 @@ def create_app(
     queries = Queries(generator, registry)
     tokens = Tokens(generator, tokenizer, config)
     routes = [
-        Route("/v1/chat/completions", generating.chat, methods=["POST"]),
-        Route("/v1/completions", generating.completion, methods=["POST"]),
-        Route("/v1/responses", generating.responses, methods=["POST"]),
-        Route("/v1/responses/input_tokens", generating.input_tokens, methods=["POST"]),
-        Route("/v1/messages", generating.messages, methods=["POST"]),
-        Route("/v1/messages/count_tokens", generating.count_tokens, methods=["POST"]),
-        Route("/tokenize", tokens.tokenize, methods=["POST"]),
-        Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        _post("/v1/chat/completions", generating.chat),
+        _post("/v1/completions", generating.completion),
+        _post("/v1/responses", generating.responses),
+        _post("/v1/responses/input_tokens", generating.input_tokens),
+        _post("/v1/messages", generating.messages),
+        _post("/v1/messages/count_tokens", generating.count_tokens),
+        _post("/tokenize", tokens.tokenize),
+        _post("/detokenize", tokens.detokenize),
         Route("/v1/models", queries.models),
         Route("/v1/models/{model:path}", queries.model),
         Route("/health/live", queries.live),
@@ -101,6 +102,18 @@ def create_app(
     description = Description(routes)
     routes.append(Route("/openapi.json", description.answer))
     return Edge(Router(routes, redirect_slashes=False), metrics, description.document)
+
+
+def _post(path: str, handle: Callable[[Request], Awaitable[Response]]) -> Route:
+    """As Starlette makes one of a function, less its look for handlers of exceptions: `Edge` is ours."""
+
+    async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+        response = await handle(Request(scope, receive))
+        await response(scope, receive, send)
+
+    route = Route(path, handle, methods=["POST"])
+    route.app = endpoint
+    return route
 
 
 @dataclass(frozen=True, slots=True)

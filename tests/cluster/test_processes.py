@@ -41,7 +41,7 @@ def offering(**tool: Any) -> pb.GenerateRequest:
     return pb.GenerateRequest(model="fake", chat=chat)
 
 
-PATTERN = {"type": "string", "pattern": "(a{1000}){1000}"}
+PATTERN = json.dumps({"properties": {"a": {"type": "string", "pattern": "(a{1000}){1000}"}}})
 BAD = [
     ("model", request([1], 4, model="other")),
     ("token_ids", request([], 4)),
@@ -56,7 +56,7 @@ BAD = [
     ("grammar", request([1], 4, ignore_eos=False, grammar=regex("(" * 60_000))),
     ("chat.tools[0].parameters", offering(name="f", parameters='{"a":' * 5000)),
     ("chat.tools[0].parameters", offering(name="f", parameters='{"$ref": "#"}', strict=True)),
-    ("chat.tools[0].parameters", offering(name="f", parameters=json.dumps({"properties": {"a": PATTERN}}), strict=True)),
+    ("chat.tools[0].parameters", offering(name="f", parameters=PATTERN, strict=True)),
     ("chat.tools[0].name", offering(name="<|end|>")),
 ]
 

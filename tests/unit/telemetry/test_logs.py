@@ -50,3 +50,17 @@ def test_an_exception_is_on_the_line() -> None:
     except ValueError as error:
         structlog.get_logger("t").error("task_failed", exc_info=error)
     assert "ValueError: broken" in json.loads(stream.getvalue())["exception"]
+
+
+def test_what_orjson_does_not_take_is_told_all_the_same() -> None:
+    stream = io.StringIO()
+    configure_logging("info", "json", "router", stream)
+    odd = {"half": "\ud800", "long": 1 << 70, "error": ValueError("broken"), "names": {"a"}}
+    structlog.get_logger("t").info("odd", **odd)
+    told = json.loads(stream.getvalue())
+    assert (told["half"], told["long"], told["error"], told["names"]) == (
+        "\ud800",
+        1 << 70,
+        "ValueError('broken')",
+        "{'a'}",
+    )
