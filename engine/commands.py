@@ -18,12 +18,11 @@ Lease end on the decode side: an uncommitted lease that ends moves its pages to 
 `LeaseClosed`; the lease book answers with `PagesReleased` once no bytes land in them, and only then are they free.
 """
 
-from dataclasses import dataclass
-
 from twostroke.cluster.core.events import PrefixBatch, PrefixSnapshot
 from twostroke.cluster.core.ids import Incarnation, JobId, LeaseId, PageId
 from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import Lease, LoadReport, RouterMessage, WorkerMessage
+from twostroke.cluster.core.records import dataclass
 from twostroke.engine.plan import Constraint
 
 # ------------------------------------------------------------------------------------------------ commands

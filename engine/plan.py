@@ -10,11 +10,12 @@ Rows are ordered: decode rows (num_new == 1) first, then prefill chunks; executo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from twostroke.cluster.core.ids import JobId, PageId
 from twostroke.cluster.core.logprobs import TokenLogprob
+from twostroke.cluster.core.records import dataclass
 from twostroke.cluster.core.sampling import SamplingParams
 
 

@@ -6,8 +6,9 @@ kind joined are the same: a parser holds back only what may be the beginning of 
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol
+
+from twostroke.cluster.core.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

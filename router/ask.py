@@ -1,7 +1,8 @@
 """What a client asks, over HTTP or gRPC, understood before anything is known of the model. Plain data."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from twostroke.cluster.core.records import dataclass
 from twostroke.router.chat_template import ChatOptions, Message
 from twostroke.router.prepare import GenerateParams
 from twostroke.router.tools import ToolAsk

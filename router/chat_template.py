@@ -7,7 +7,7 @@ client's InvalidRequest.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 
 import jinja2
@@ -18,6 +18,7 @@ from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from twostroke.cluster.core.errors import InvalidRequest
+from twostroke.cluster.core.records import dataclass
 from twostroke.router.tool_calls import style_of
 
 Message = Mapping[str, object]

@@ -19,11 +19,11 @@ What this cannot see: a template that itself builds a marker out of pieces of a 
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HubTokenizer
 
+from twostroke.cluster.core.records import dataclass
 from twostroke.router.chat_template import Message, unused_character
 from twostroke.router.token_ids import encode_all, encode_one
 

@@ -6,11 +6,11 @@ is refused before that work.
 import asyncio
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import orjson
 
 from twostroke.cluster.core.errors import InvalidRequest
+from twostroke.cluster.core.records import dataclass
 from twostroke.router.ask import Chat, Prompt, Prompts
 from twostroke.router.prepare import check_ids, check_length
 from twostroke.router.renaming import renamed

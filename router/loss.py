@@ -10,10 +10,10 @@
 An answer whose end is known and whose tokens are all here needs nobody any more: every loss is CARRY_ON.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 
 from twostroke.cluster.core.messages import Outcome
+from twostroke.cluster.core.records import dataclass
 from twostroke.cluster.core.request import Phase
 
 

@@ -13,7 +13,6 @@ request waits in the router, where it can still go anywhere.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from random import Random
 
 from twostroke.cluster.config import PolicySection
@@ -21,6 +20,7 @@ from twostroke.cluster.core.errors import LayoutMismatch
 from twostroke.cluster.core.ids import Incarnation
 from twostroke.cluster.core.layout import check_compatible
 from twostroke.cluster.core.messages import WorkerInfo
+from twostroke.cluster.core.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

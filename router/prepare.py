@@ -12,13 +12,13 @@ here; a face whose clients call it otherwise renames it.
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from twostroke.cluster.config import DEFAULT_TENANT, BudgetSection, LimitsSection, RouterSection
 from twostroke.cluster.core.errors import ContextOverflow, InvalidRequest, Unavailable, UnknownModel
 from twostroke.cluster.core.grammar import Grammar
 from twostroke.cluster.core.ids import RequestId, new_request_id
 from twostroke.cluster.core.random import draw_seed
+from twostroke.cluster.core.records import dataclass
 from twostroke.cluster.core.sampling import SamplingParams
 from twostroke.cluster.telemetry.logs import MAX_CLIENT_ID
 from twostroke.router.continuation import begin, under_budget

@@ -6,11 +6,12 @@ Attempt        one placement of a choice on one or two workers; gone when it is 
 """
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from twostroke.cluster.core.ids import Incarnation, JobId
 from twostroke.cluster.core.link import WorkerLink
 from twostroke.cluster.core.messages import JobTimings, Lease, TokenRun
+from twostroke.cluster.core.records import dataclass
 from twostroke.cluster.core.sampling import FinishReason
 from twostroke.router.admission import Entry
 from twostroke.router.choice_state import ChoiceState

@@ -5,12 +5,13 @@ request. The caller iterates the returned stream; leaving it early (closing the 
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, Protocol
 
 from twostroke.cluster.core.ids import RequestId, WorkerId
 from twostroke.cluster.core.logprobs import TokenLogprob
 from twostroke.cluster.core.messages import LoadReport, Role
+from twostroke.cluster.core.records import dataclass
 from twostroke.cluster.core.sampling import FinishReason, SamplingParams
 
 

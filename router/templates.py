@@ -14,7 +14,6 @@ import hashlib
 import re
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
@@ -23,6 +22,7 @@ import structlog
 from twostroke.cluster.config import TemplatesSection
 from twostroke.cluster.core.clock import Clock, SystemClock
 from twostroke.cluster.core.errors import ConfigError, InvalidRequest
+from twostroke.cluster.core.records import dataclass
 from twostroke.router.chat_template import ChatTemplate, Message
 
 log = structlog.get_logger(__name__)

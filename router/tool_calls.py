@@ -10,9 +10,9 @@ piece. What turns out to be no call, or to call what was not offered, is text. W
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from enum import Enum
 
+from twostroke.cluster.core.records import dataclass
 from twostroke.router.answer_parts import (
     CallArguments,
     CallBegin,

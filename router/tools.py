@@ -11,13 +11,13 @@ A grammar enforces what is required, and the arguments' schema: of calls that ar
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import orjson
 
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.cluster.core.grammar import Grammar, GrammarKind
+from twostroke.cluster.core.records import dataclass
 from twostroke.router.formats import Placed, check_known, schema_grammar
 from twostroke.router.tool_calls import ToolFormat
 from twostroke.router.tool_grammar import Callee, forced_grammar, free_grammar, json_or_calls_grammar

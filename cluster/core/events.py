@@ -5,9 +5,8 @@ folds them into its index. A gap, or a lag, is healed by a snapshot, which carri
 apply the snapshot, then only batches with a larger sequence (FIELD-REPORTS D9-D11, invariant 16).
 """
 
-from dataclasses import dataclass
-
 from twostroke.cluster.core.ids import Incarnation, PrefixKey
+from twostroke.cluster.core.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """What an answer's text must look like, as plain data. Compiled by `engine.grammar`, on routers and on workers."""
 
-from dataclasses import dataclass
 from enum import Enum
+
+from twostroke.cluster.core.records import dataclass
 
 
 class GrammarKind(Enum):

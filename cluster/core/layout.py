@@ -13,11 +13,12 @@ Two workers compare layouts when they first meet; `check_compatible` refuses a p
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Protocol
 
 from twostroke.cluster.core.errors import LayoutMismatch
 from twostroke.cluster.core.ids import PageId
+from twostroke.cluster.core.records import dataclass
 
 PROTOCOL_VERSION = 1
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint32": 4}

@@ -19,13 +19,13 @@ Every Submit is answered by exactly one Refused or one Ended, whatever happens; 
 Messages about a job that the receiver does not know are dropped and counted.
 """
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from twostroke.cluster.core.ids import Incarnation, JobId, LeaseId, PageId, WorkerId
 from twostroke.cluster.core.layout import PageLayout
 from twostroke.cluster.core.logprobs import TokenLogprob
+from twostroke.cluster.core.records import dataclass
 from twostroke.cluster.core.sampling import FinishReason, SamplingParams
 
 

@@ -1,9 +1,9 @@
 """How one choice's tokens are drawn. Validated at the edge (gateway, gRPC); workers trust it."""
 
-from dataclasses import dataclass
 from enum import Enum
 
 from twostroke.cluster.core.grammar import Grammar
+from twostroke.cluster.core.records import dataclass
 
 
 class FinishReason(Enum):

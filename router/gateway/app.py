@@ -11,7 +11,6 @@ see `gateway.edge`. With `x-twostroke-report: 1` the end of the answer says wher
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -26,6 +25,7 @@ from twostroke.cluster.config import LimitsSection, RouterSection
 from twostroke.cluster.core.clock import Clock, SystemClock
 from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.cluster.core.ids import RequestId
+from twostroke.cluster.core.records import dataclass
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.router.apart import call_id
 from twostroke.router.ask import Ask, Chat

@@ -8,9 +8,10 @@ However the parts are cut, the blocks are the same: so a whole answer is its str
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
+from twostroke.cluster.core.records import dataclass
 from twostroke.router.answer_parts import CallArguments, CallBegin, Content, Part, Reasoning
 
 

@@ -1,9 +1,10 @@
 """How an answer looks: the JSON of the two endpoints, whole and as chunks. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
+from twostroke.cluster.core.records import dataclass
 from twostroke.cluster.core.sampling import FinishReason
 from twostroke.router.request import RequestReport
 

@@ -5,7 +5,7 @@ client sends the whole conversation as `input`, earlier outputs among it as they
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from twostroke.cluster.config import LimitsSection
 from twostroke.cluster.core.errors import InvalidRequest
 from twostroke.cluster.core.logprobs import MAX_TOP
+from twostroke.cluster.core.records import dataclass
 from twostroke.router.ask import Ask, Chat
 from twostroke.router.content import read_chat_options
 from twostroke.router.formats import Placed, read_text_format
