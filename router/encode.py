@@ -1,6 +1,6 @@
 """From what a client wrote to token ids, off the event loop: tokenizing takes milliseconds for long texts, and the
-libraries let the loop run on. A short prompt is done on the loop: to hand it to a thread takes longer. What cannot fit
-is refused before that work.
+libraries let the loop run on. A short prompt is done on the loop, since to hand it to a thread takes longer; one of
+middle size too, while nobody else's answer would wait for it. What cannot fit is refused before that work.
 """
 
 import asyncio
@@ -14,11 +14,13 @@ from twostroke.cluster.core.records import dataclass
 from twostroke.router.ask import Chat, Prompt, Prompts
 from twostroke.router.prepare import check_ids, check_length
 from twostroke.router.renaming import renamed
-from twostroke.router.request import ServedModel
+from twostroke.router.request import Generator, ServedModel
 from twostroke.router.tokenizer import ChatPrompt, Tokenizer
 from twostroke.router.tool_calls import ChatStyle
 
 SHORT_CHARACTERS = 512
+SHORT_ALONE_CHARACTERS = 8192
+"""While no request is live: some 2 ms of work, against half a millisecond to hand it over and back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,9 @@ class Inputs:
 class Encoder:
     """All methods raise InvalidRequest (ContextOverflow) naming the field."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, generator: Generator) -> None:
         self._tokenizer = tokenizer
+        self._generator = generator
 
     async def inputs(self, prompt: Prompts | Chat, model: ServedModel, chat_field: str) -> Inputs:
         """`chat_field`: where the client put its chat."""
@@ -71,7 +74,8 @@ class Encoder:
         for field, prompt in prompts:
             if isinstance(prompt, str):
                 check_length(len(prompt), model, self._tokenizer, field)
-        if sum(len(prompt) for _, prompt in prompts if isinstance(prompt, str)) <= SHORT_CHARACTERS:
+        short = SHORT_CHARACTERS if self._generator.num_live else SHORT_ALONE_CHARACTERS
+        if sum(len(prompt) for _, prompt in prompts if isinstance(prompt, str)) <= short:
             return self._encode(prompts)
         return await asyncio.to_thread(self._encode, prompts)
 

@@ -83,6 +83,10 @@ class FakeGenerator:
         stream.stopped.set()
         return True
 
+    @property
+    def num_live(self) -> int:
+        return len(self.live)
+
     def loads(self) -> list[WorkerLoad]:
         return self.workers
 

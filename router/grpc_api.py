@@ -63,7 +63,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """`continuations` as for `gateway.app.create_app`."""
         self._generator = generator
         self._tokenizer = tokenizer
-        self._encoder = Encoder(tokenizer)
+        self._encoder = Encoder(tokenizer, generator)
         self._config = config
         self._metrics = metrics
         self._gate = gate

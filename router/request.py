@@ -183,6 +183,11 @@ class Generator(Protocol):
         """True when a request could be answered now (invariant 13)."""
         ...
 
+    @property
+    def num_live(self) -> int:
+        """Requests that were taken on and have not ended."""
+        ...
+
     def loads(self) -> "list[WorkerLoad]":
         """What each attached worker last said that it holds."""
         ...

@@ -100,6 +100,10 @@ class Recorder:
     def ready(self) -> bool:
         return self._inner.ready
 
+    @property
+    def num_live(self) -> int:
+        return self._inner.num_live
+
 
 class _Recorded:
     def __init__(self, inner: RequestStream, items: list[StreamItem]) -> None:

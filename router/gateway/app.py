@@ -101,7 +101,23 @@ def create_app(
     ]
     description = Description(routes)
     routes.append(Route("/openapi.json", description.answer))
-    return Edge(Router(routes, redirect_slashes=False), metrics, description.document)
+    return Edge(_Routes(routes, redirect_slashes=False), metrics, description.document)
+
+
+class _Routes(Router):
+    """Paths without parameters are looked up, before the patterns of all are tried one after the other."""
+
+    def __init__(self, routes: Sequence[Route], *, redirect_slashes: bool) -> None:
+        super().__init__(routes, redirect_slashes)
+        self._exact = {route.path: route for route in routes if not route.param_convertors}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._exact.get(scope.get("path", "")) if scope["type"] == "http" else None
+        if route is None or scope.get("root_path"):
+            await super().__call__(scope, receive, send)
+            return
+        scope.update(route=route, endpoint=route.endpoint, path_params={})
+        await route.handle(scope, receive, send)
 
 
 def _post(path: str, handle: Callable[[Request], Awaitable[Response]]) -> Route:
@@ -145,7 +161,7 @@ class _Generating:
     ) -> None:
         self._generator = generator
         self._tokenizer = tokenizer
-        self._encoder = Encoder(tokenizer)
+        self._encoder = Encoder(tokenizer, generator)
         self._config = config
         self._metrics = metrics
         self._clock = clock

@@ -58,7 +58,7 @@ class Tokens:
         self._generator = generator
         self._tokenizer = tokenizer
         self._config = config
-        self._encoder = Encoder(tokenizer)
+        self._encoder = Encoder(tokenizer, generator)
 
     async def tokenize(self, request: Request) -> Response:
         data = await read_body(request.scope, request.receive, self._config)
