@@ -58,7 +58,7 @@ from twostroke.router.tokenizer import Tokenizer
 
 log = structlog.get_logger(__name__)
 
-REPORT_HEADER = "x-twostroke-report"
+REPORT_HEADER = (b"x-twostroke-report", b"1")
 AnyAsk = TypeVar("AnyAsk", bound=Ask)
 
 
@@ -334,4 +334,4 @@ def _told_id(request: Request) -> str:
 
 
 def _wants_report(request: Request) -> bool:
-    return request.headers.get(REPORT_HEADER) == "1"
+    return REPORT_HEADER in request.scope["headers"]

@@ -43,7 +43,8 @@ class Edge:
             return
         request_id = new_request_id()
         given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
-        extra = [(name, request_id.encode()) for name in (b"x-request-id", b"request-id", b"x-twostroke-request-id")]
+        own = request_id.encode()
+        extra = [(b"x-request-id", own), (b"request-id", own), (b"x-twostroke-request-id", own)]
         started = False
 
         async def send_named(message: Message) -> None:

@@ -25,8 +25,21 @@ HTTP_CODES = {
 """Stable codes of what HTTP refuses; the only statuses that an HTTPException here has."""
 
 
+class _JsonResponse(Response):
+    def __init__(self, body: bytes, status: int, headers: Mapping[str, str]) -> None:
+        """No `super().__init__`, which takes three times as long to find the same headers."""
+        self.background = None
+        self.status_code = status
+        self.body = body
+        self.raw_headers = [
+            *((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()),
+            (b"content-length", b"%d" % len(body)),
+            (b"content-type", b"application/json"),
+        ]
+
+
 def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(content), status, headers, media_type="application/json")
+    return _JsonResponse(orjson.dumps(content), status, headers or {})
 
 
 def error_response(error: TwostrokeError) -> Response:
