@@ -18,6 +18,8 @@ class Delivery:
     def __init__(self, metrics: RouterMetrics, clock: Clock) -> None:
         self._metrics = metrics
         self._clock = clock
+        self._num_told = 0
+        """Not counted in the metric yet."""
 
     def on_tokens(self, choice: ChoiceRecord) -> int:
         """The choice has new tokens. Answers how many wait to be read."""
@@ -33,25 +35,24 @@ class Delivery:
         """Turn tokens that were not told yet into text for the reader; a stop string sets the choice's end. Answers how
         many tokens wait to be read.
         """
-        start = choice.num_told
-        tokens = choice.state.tokens[start:]
+        state, start = choice.state, choice.num_told
+        tokens = state.tokens[start:]
         if not tokens:
             return 0
-        text: list[str] = []
-        used = 0
+        text, used = "", 0
         for token in tokens:
             used += 1
-            if choice.state.sampling.finish_after(start + used, token) is FinishReason.STOP:
+            if state.sampling.finish_after(start + used, token) is FinishReason.STOP:
                 break  # The end token itself is no text.
             step = choice.decoder.push(token)
-            text.append(step.text)
+            text += step.text
             if step.stopped:
                 choice.end = End(FinishReason.STOP, start + used, by_text=True, stop=step.stop)
                 break
         choice.num_told += len(tokens)  # what comes after an end is no part of the answer
         self._count(choice, used)
-        logprobs = choice.state.take_logprobs(start, start + used)
-        return choice.request.stream.put(Delta(choice.number, "".join(text), tuple(tokens[:used]), logprobs))
+        logprobs = state.take_logprobs(start, start + used)
+        return choice.request.stream.put(Delta(choice.number, text, tuple(tokens[:used]), logprobs))
 
     def tell_prompt(self, choice: ChoiceRecord) -> None:
         """The prompt's log-probabilities, once, before the first token."""
@@ -62,10 +63,15 @@ class Delivery:
         choice.request.stream.put(PromptScores(choice.number, tuple(choice.state.prompt_logprobs)))
         choice.state.prompt_logprobs.clear()
 
+    def flush(self) -> None:
+        """Bring the metric of tokens up to date: for each of them it would take longer than its text."""
+        self._metrics.generation_tokens.inc(self._num_told)
+        self._num_told = 0
+
     def _count(self, choice: ChoiceRecord, count: int) -> None:
         """Tokens told together count as one observation, of their mean."""
         assert choice.last_token_at is not None
-        self._metrics.generation_tokens.inc(count)
+        self._num_told += count
         since, gaps = choice.told_at, count
         if since is None:
             since, gaps = choice.first_token_at, count - 1

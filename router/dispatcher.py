@@ -313,6 +313,7 @@ class Dispatcher:
 
     def _tick(self) -> None:
         now = self._clock.now()
+        self._lifecycle.delivery.flush()
         for worker in self.fleet.workers():
             if worker.stalled:
                 self.detach(worker.info.incarnation, "frozen: jobs run and no step ends")

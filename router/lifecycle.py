@@ -356,6 +356,7 @@ class Lifecycle:
             record.deadline.cancel()
         report = make_report(record, self._clock.now())
         account(record, report, self._metrics, error)
+        self.delivery.flush()
         if error is None:
             record.stream.put(report)
             record.stream.close()

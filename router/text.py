@@ -58,7 +58,9 @@ class TokenTextDecoder:
         if self._stopped:
             return TextStep("", True)
         data = self._token_bytes[token] if token < len(self._token_bytes) else b""
-        return self._take(self._utf8.decode(data))
+        # Most tokens are whole characters of ASCII.
+        text = data.decode("ascii") if data.isascii() and not self._utf8.buffer else self._utf8.decode(data)
+        return self._take(text) if self._matchers else TextStep(text, False)
 
     def skip(self, tokens: Sequence[int]) -> None:
         """As `push` of each, before any other, where none of them completes a stop string; hundreds of times faster."""

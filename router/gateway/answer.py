@@ -140,7 +140,7 @@ class Answer(Response):
         continuations: dict[int, str] = {}
         report: RequestReport | None = None
         try:
-            async for item in failing_cleanly(items, self._metrics):
+            async for item in items:
                 match item:
                     case Delta(choice, text, token_ids, logprobs):
                         texts.setdefault(choice, []).append(text)
@@ -154,8 +154,8 @@ class Answer(Response):
                             continuations[choice] = self._seal(continuation)
                     case RequestReport():
                         report = item
-        except TwostrokeError as error:
-            return error_response(error)
+        except Exception as error:
+            return error_response(as_told(error, self._metrics))
         if report is None:
             return error_response(InternalError("the answer ended without its report"))
         joined = {choice: "".join(parts) for choice, parts in texts.items()}
@@ -178,25 +178,30 @@ class _Events:
         self._send = out.send
         self._seal = seal
         self._scores = scores
+        self._is_plain = scores is None and envelope.form.is_plain
         self._begun: set[int] = set()
         """Choices of which something was sent."""
 
     async def run(self, items: AsyncIterator[StreamItem], scope: Scope, receive: Receive) -> None:
         started = False
         try:
-            async for item in failing_cleanly(items, self._metrics):
+            async for item in items:
                 if not started:
                     await self._send(START)
                     started = True
-                chunk = self._chunk(item)
-                if chunk is not None:
+                if type(item) is Delta and self._is_plain and item.text and item.choice in self._begun:
+                    await self._send_body(b"data: " + self._envelope.text_chunk(item.choice, item.text) + b"\n\n")
+                elif (chunk := self._chunk(item)) is not None:
                     await self._send_body(_event(chunk))
             await self._send_body(DONE, is_last=True)
-        except TwostrokeError as error:
+        except OSError:
+            raise  # of sending
+        except Exception as error:
+            told = as_told(error, self._metrics)
             if started:
-                await self._send_body(_event(to_http(error).body), is_last=True)
+                await self._send_body(_event(to_http(told).body), is_last=True)
             else:
-                await error_response(error)(scope, receive, self._send)
+                await error_response(told)(scope, receive, self._send)
 
     def _chunk(self, item: StreamItem) -> Json | None:
         match item:
@@ -235,17 +240,13 @@ def _event(content: object) -> bytes:
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
-async def failing_cleanly(items: AsyncIterator[StreamItem], metrics: RouterMetrics) -> AsyncIterator[StreamItem]:
-    """The same items; a bug on the way to them is logged, counted and raised as InternalError: the client is told."""
-    try:
-        async for item in items:
-            yield item
-    except (TwostrokeError, GeneratorExit):
-        raise
-    except Exception as error:
-        log.exception("answer_failed")
-        metrics.refusals.of(InternalError.code).inc()
-        raise InternalError(f"an unexpected {type(error).__name__}") from error
+def as_told(error: Exception, metrics: RouterMetrics) -> TwostrokeError:
+    """What the client is told of an answer that failed; a bug on the way to it is logged and counted."""
+    if isinstance(error, TwostrokeError):
+        return error
+    log.error("answer_failed", exc_info=error)
+    metrics.refusals.of(InternalError.code).inc()
+    return InternalError(f"an unexpected {type(error).__name__}")
 
 
 @asynccontextmanager

@@ -12,6 +12,8 @@ from twostroke.router.gateway.forms import ChatForm, Json
 
 
 class ParsedChatForm(ChatForm):
+    is_plain = False
+
     def __init__(self, apart: Apart) -> None:
         self._apart = apart
 

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from twostroke.cluster.core.errors import InternalError, TwostrokeError
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.router.answer_parts import Content, MessageParser, Part
-from twostroke.router.gateway.answer import SEND_TIMEOUT_S, START, failing_cleanly, reading, submit
+from twostroke.router.gateway.answer import SEND_TIMEOUT_S, START, as_told, reading, submit
 from twostroke.router.gateway.errors import json_response, refusal
 from twostroke.router.gateway.forms import Json
 from twostroke.router.gateway.logprobs import Scores
@@ -95,11 +95,11 @@ class TypedAnswer(Response):
             if self._streamed:
                 try:
                     async with SendLimit(send, SEND_TIMEOUT_S) as out:
-                        await self._tell(failing_cleanly(items, self._metrics), scope, receive, out.send)
+                        await self._tell(items, scope, receive, out.send)
                 except TimeoutError:
                     log.info("client_does_not_read", request_id=self._request.request_id)
             else:
-                response = await self._whole(failing_cleanly(items, self._metrics), scope)
+                response = await self._whole(items, scope)
                 await response(scope, receive, send)
 
     async def _whole(self, items: AsyncIterator[StreamItem], scope: Scope) -> Response:
@@ -110,8 +110,8 @@ class TypedAnswer(Response):
                 ended = ended or isinstance(item, RequestReport)
             if not ended:
                 raise InternalError("the answer ended without its report")
-        except TwostrokeError as error:
-            return refusal(error, scope)
+        except Exception as error:
+            return refusal(as_told(error, self._metrics), scope)
         return json_response(self._telling.whole())
 
     async def _tell(self, items: AsyncIterator[StreamItem], scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,11 +128,14 @@ class TypedAnswer(Response):
                     await _send_events(send, events, is_last=ended)
             if not ended:
                 raise InternalError("the answer ended without its report")
-        except TwostrokeError as error:
+        except OSError:
+            raise  # of sending
+        except Exception as error:
+            told = as_told(error, self._metrics)
             if started:
-                await _send_events(send, self._telling.failed(error), is_last=True)
+                await _send_events(send, self._telling.failed(told), is_last=True)
             else:
-                await refusal(error, scope)(scope, receive, send)
+                await refusal(told, scope)(scope, receive, send)
 
     def _events(self, item: StreamItem) -> Sequence[Event]:
         match item:
