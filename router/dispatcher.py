@@ -83,6 +83,8 @@ class Dispatcher:
         self.fleet = Fleet(self.index)
         self._lifecycle = Lifecycle(config, self.fleet, self._queue, metrics, self._clock, self._wake)
         self._reactions = Reactions(self._lifecycle, self.fleet, config.policy, metrics, self._clock, self._random)
+        metrics.num_requests_waiting.set_function(lambda: self._queue.num_waiting)
+        metrics.num_requests_running.set_function(lambda: len(self._lifecycle.jobs))
         self._broken: weakref.WeakSet[WorkerLink] = weakref.WeakSet()
         """Links that broke before they were attached."""
         self._model: ServedModel | None = None
@@ -107,6 +109,8 @@ class Dispatcher:
             record,
             DeadlineExceeded(f"not finished within {request.time_left_s:g} s"),
         )
+        if len(self._queue) == 1:
+            self._pump()  # nobody stands before it: it need not wait for the end of this turn
         return record.stream
 
     def cancel(self, request_id: RequestId) -> bool:
@@ -271,8 +275,6 @@ class Dispatcher:
         self._queue.take(lambda choice: self._place(choice, failures), self._clock.now())
         for choice, error in failures:
             self._lifecycle.fail(choice.request, error)
-        self._metrics.num_requests_waiting.set(self._queue.num_waiting)
-        self._metrics.num_requests_running.set(len(self._lifecycle.jobs))
 
     def _place(self, choice: ChoiceRecord, failures: list[tuple[ChoiceRecord, TwostrokeError]]) -> Placed:
         if choice.after_loss and self._lifecycle.num_continuing >= self._config.max_continuations:
