@@ -9,7 +9,8 @@ The router is one process pinned to one core; workers and load are this process,
     first byte   from the request's last byte to the first token's text, at 1k and 8k tokens, by one client and by 64
 
 A token is answered as soon as the router asks for it, so a first byte's time is what the router adds, and the hops. Of
-it, parsing the body, tokenizing, and hashing and choosing are told apart, as means of the router's own metrics.
+it, parsing the body, tokenizing, and hashing and choosing are told apart, as means of the router's own metrics; and for
+one client the two round trips to the workers, as a client without a router has them (`benchmarks.gateway_direct`).
 Without `--tokenizer` a token is a byte. Exit code 1 when an answer was wrong.
 """
 
@@ -23,7 +24,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -31,6 +32,7 @@ from pathlib import Path
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks import gateway_direct
 from benchmarks.gateway_process import MODEL, Setting, make_tokenizer, run
 from benchmarks.instant_workers import InstantWorkers
 from twostroke.cluster.telemetry.logs import configure_logging
@@ -166,17 +168,22 @@ class Row:
     parse_ms: float
     tokenize_ms: float
     choose_ms: float
+    direct_ms: float | None
+    """The first token without a router; for one client."""
 
     @property
-    def added_ms(self) -> float:
-        """To the first byte, beyond tokenizing and hashing."""
+    def rest_ms(self) -> float:
+        """Of the first byte, beyond tokenizing and hashing."""
         return self.first_p50_ms - self.tokenize_ms - self.choose_ms
 
 
 class Bench:
     """One router, by its address and its process."""
 
-    def __init__(self, host: str, port: int, tally: Tally, router: psutil.Process) -> None:
+    def __init__(
+        self, host: str, port: int, tally: Tally, router: psutil.Process, direct_ms: Mapping[int, float]
+    ) -> None:
+        self._direct_ms = direct_ms
         self._host = host
         self._port = port
         self._tally = tally
@@ -213,6 +220,7 @@ class Bench:
             parse_ms=means["parse"],
             tokenize_ms=means["tokenize"],
             choose_ms=means["choose"],
+            direct_ms=self._direct_ms.get(case.prompt_tokens) if case.clients == 1 else None,
         )
 
     async def _load(self, case: Case, ends_at: float) -> tuple[list[float], int]:
@@ -308,8 +316,10 @@ def print_row(row: Row) -> None:
     else:
         told = (
             f"{row.first_p50_ms:8.2f} ms p50, {row.first_p99_ms:.2f} p99: tokenize {row.tokenize_ms:.2f}, "
-            f"hash and choose {row.choose_ms:.2f}, parse {row.parse_ms:.2f}, else {row.added_ms - row.parse_ms:.2f}"
+            f"hash and choose {row.choose_ms:.2f}, rest {row.rest_ms:.2f} (parse {row.parse_ms:.2f})"
         )
+        if row.direct_ms is not None:
+            told += f"; {row.direct_ms:.2f} without a router, which adds {row.rest_ms - row.direct_ms:.2f} to it"
     what = f"{row.case:10} {row.clients:3} clients {row.prompt_tokens:5} + {row.max_tokens:3} tokens"
     print(f"{what} {told} ({row.router_cpu_share:.0%} of its core)", flush=True)
 
@@ -322,14 +332,18 @@ async def run_all(options: argparse.Namespace, cores: list[int]) -> list[Row]:
     addresses = await workers.open()
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    setting = Setting(tuple(addresses), cores[0] if len(cores) > 1 else None, options.tokenizer, options.profile)
+    core = cores[0] if len(cores) > 1 else None
+    asking = gateway_direct.Asking(tuple(addresses), core, tuple(options.sizes), options.seconds / 2)
+    direct_ms = await gateway_direct.measure(asking)
+    await workers.wait_free()
+    setting = Setting(tuple(addresses), core, options.tokenizer, options.profile)
     router = context.Process(target=run, args=(setting, theirs), daemon=True)
     router.start()
     try:
         if not await asyncio.to_thread(ours.poll, START_TIMEOUT_S):
             raise TimeoutError("the router did not start")
         host, port = ours.recv().rsplit(":", 1)
-        bench = Bench(host, int(port), tally, psutil.Process(router.pid))
+        bench = Bench(host, int(port), tally, psutil.Process(router.pid), direct_ms)
         return await measure_all(bench, options)
     finally:
         ours.send("over")

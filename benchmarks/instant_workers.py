@@ -37,6 +37,7 @@ from twostroke.cluster.wire.channel import bind, new_server
 from twostroke.proto.v1.worker_pb2_grpc import add_WorkerServicer_to_server
 
 MAX_CONTEXT = 1 << 17
+FREE_S = 10.0
 STEP_S = 0.001
 """Between two steps. Without it each step has the tokens of the few jobs that came since the last, and the router reads
 many small frames, which no real worker sends.
@@ -62,9 +63,12 @@ class _Worker(BareWorker, ABC):
             )
         )
         self._outlet: Outlet | None = None
+        self.free = asyncio.Event()
+        """Nobody is attached."""
 
     def attach(self, router: Incarnation, outlet: Outlet) -> "_Worker":
         self._outlet = outlet
+        self.free.clear()
         return self
 
     def receive(self, messages: Sequence[RouterMessage]) -> None:
@@ -82,6 +86,7 @@ class _Worker(BareWorker, ABC):
 
     def closed(self, reason: str) -> None:
         self._outlet = None
+        self.free.set()
 
     def say(self, *messages: WorkerMessage) -> None:
         if self._outlet is not None:
@@ -203,6 +208,12 @@ class InstantWorkers:
             self._servicers.append(servicer)
         self._tasks.spawn(self.decode.run(), "decode")
         return addresses
+
+    async def wait_free(self) -> None:
+        """Until the last one to attach has gone. Raises TimeoutError."""
+        async with asyncio.timeout(FREE_S):
+            for app in self._apps:
+                await app.free.wait()
 
     async def close(self) -> None:
         for servicer, server in zip(self._servicers, self._servers, strict=True):

@@ -8,12 +8,12 @@ Life of one worker's set:
      a snapshot older than what is known is dropped. `snapshot_failed` lets another try come.
   4. `remove` at the worker's loss drops all of it; later batches of that incarnation are ignored.
 
-A prompt that was just routed is credited at once (`expect`), for `EXPECT_S`: the worker will publish its pages, or
-not; so a burst of siblings lands together. A refusal takes the credit back. Memory is bounded: a set by the worker's
-pool, waiting batches and expected keys by constants. A wrong index costs speed, never a wrong answer (invariant 16).
+A prompt that was just routed is credited at once (`expect`), for `EXPECT_S` to twice that: the worker will publish its
+pages, or not; so a burst of siblings lands together. A refusal takes the credit back. Memory is bounded: a set by the
+worker's pool, waiting batches and expected keys by constants. A wrong index costs speed, never a wrong answer
+(invariant 16).
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +25,8 @@ MAX_SNAPSHOTS = 2
 SNAPSHOT_INTERVAL_S = 2.0
 MAX_WAITING_BATCHES = 1024
 EXPECT_S = 5.0
-MAX_EXPECTED = 65_536
+MAX_EXPECTED = 32_768
+"""Keys of each of the two sets, and those of one prompt."""
 
 
 @dataclass(slots=True)
@@ -34,10 +35,11 @@ class _Holdings:
     sequence: int = 0
     keys: set[PrefixKey] = field(default_factory=set)
     waiting: dict[int, PrefixBatch] = field(default_factory=dict)
-    expected: OrderedDict[PrefixKey, float] = field(default_factory=OrderedDict)
-    """Key to the time until which it is credited; oldest first. A plain dict is slow to begin with what is left of it
-    once many keys at its front are gone.
-    """
+    expected: set[PrefixKey] = field(default_factory=set)
+    """Since `expecting_since`; a set takes the keys of a long prompt at once."""
+    expected_before: set[PrefixKey] = field(default_factory=set)
+    """In the `EXPECT_S` before that."""
+    expecting_since: float = 0.0
     behind_since: float | None = None
     broken: bool = False
     fetching: bool = False
@@ -124,27 +126,24 @@ class PrefixIndex:
         holdings = self._workers.get(incarnation)
         if holdings is None:
             return
-        expected = holdings.expected
-        for key in keys:
-            expected[key] = now + EXPECT_S
-            expected.move_to_end(key)
-        while expected and (len(expected) > MAX_EXPECTED or next(iter(expected.values())) <= now):
-            expected.popitem(last=False)
+        _age(holdings, now)
+        holdings.expected.update(keys)
 
     def forget_expected(self, incarnation: Incarnation, keys: Sequence[PrefixKey]) -> None:
         """It refused, so it will not produce them: else the next try takes them for cached and prefills there."""
         holdings = self._workers.get(incarnation)
         if holdings is not None:
-            for key in keys:
-                holdings.expected.pop(key, None)
+            holdings.expected.difference_update(keys)
+            holdings.expected_before.difference_update(keys)
 
     def match(self, incarnation: Incarnation, keys: Sequence[PrefixKey], now: float) -> int:
         """How many leading `keys` the worker holds, or is about to. 0 for an unknown worker."""
         holdings = self._workers.get(incarnation)
         if holdings is None:
             return 0
+        _age(holdings, now)
         for count, key in enumerate(keys):
-            if key not in holdings.keys and holdings.expected.get(key, now) <= now:
+            if key not in holdings.keys and key not in holdings.expected and key not in holdings.expected_before:
                 return count
         return len(keys)
 
@@ -156,6 +155,16 @@ class PrefixIndex:
     @property
     def num_keys(self) -> int:
         return sum(len(holdings.keys) for holdings in self._workers.values())
+
+
+def _age(holdings: _Holdings, now: float) -> None:
+    """Drop what was expected long ago, or is too much."""
+    since = holdings.expecting_since
+    if now - since >= 2 * EXPECT_S:
+        holdings.expected_before, holdings.expected, holdings.expecting_since = set(), set(), now
+    elif now - since >= EXPECT_S or len(holdings.expected) > MAX_EXPECTED:
+        holdings.expected_before, holdings.expected = holdings.expected, set()
+        holdings.expecting_since = min(now, since + EXPECT_S)
 
 
 def _advance(holdings: _Holdings) -> None:

@@ -1,12 +1,20 @@
 """The index against a worker's true set, under loss, duplication, reordering, clears and rejoining."""
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from twostroke.cluster.core.events import PrefixBatch, PrefixSnapshot
 from twostroke.cluster.core.ids import Incarnation, PrefixKey
-from twostroke.router.index import LAG_S, MAX_SNAPSHOTS, MAX_WAITING_BATCHES, SNAPSHOT_INTERVAL_S, PrefixIndex
+from twostroke.router.index import (
+    EXPECT_S,
+    LAG_S,
+    MAX_EXPECTED,
+    MAX_SNAPSHOTS,
+    MAX_WAITING_BATCHES,
+    SNAPSHOT_INTERVAL_S,
+    PrefixIndex,
+)
 
 WORKERS = tuple(Incarnation(f"w{number}") for number in range(3))
 NUM_PAGES = 40
@@ -121,6 +129,28 @@ def test_what_was_just_routed_is_credited_for_a_while() -> None:
     index.expect(WORKERS[0], [key(1), key(2)], now=0.0)
     assert index.match(WORKERS[0], [key(1), key(2), key(3)], now=1.0) == 2
     assert index.match(WORKERS[0], [key(1), key(2)], now=100.0) == 0
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 2 * EXPECT_S), st.integers(0, 30)), max_size=30))
+def test_a_credit_lasts_as_long_as_promised(steps: list[tuple[float, int]]) -> None:
+    index, now, credited = index_of_one(), 1000.0, dict[int, float]()
+    for seconds, number in steps:
+        now += seconds
+        index.expect(WORKERS[0], [key(number)], now)
+        credited[number] = now
+        for known, since in credited.items():
+            held = index.match(WORKERS[0], [key(known)], now)
+            assert held or now - since >= EXPECT_S
+            assert not held or now - since < 2 * EXPECT_S
+
+
+def test_what_is_expected_is_bounded() -> None:
+    index = index_of_one()
+    for number in range(5 * MAX_EXPECTED):
+        index.expect(WORKERS[0], [key(number)], now=0.0)
+    held = sum(index.match(WORKERS[0], [key(number)], now=0.0) for number in range(5 * MAX_EXPECTED))
+    assert MAX_EXPECTED <= held <= 2 * MAX_EXPECTED + 2
+    assert index.match(WORKERS[0], [key(5 * MAX_EXPECTED - 1)], now=0.0)
 
 
 def test_waiting_batches_are_bounded_and_a_gap_is_healed_once() -> None:
