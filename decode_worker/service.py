@@ -38,7 +38,8 @@ async def run(config: Config, worker_id: WorkerId, stop: asyncio.Event, on_ready
         info, server = station.info, station.listener.server
         publish = station.publisher.publish
         worker = DecodeWorker(info, station.executor, limits, publish, station.metrics, station.grammars)
-        add_transfer_services(server, worker.book, station.executor.memory, info.incarnation)
+        timeout_s = config.transfer.operation_timeout_s
+        add_transfer_services(server, worker.book, station.executor.memory, info.incarnation, timeout_s)
         services, closers = [TRANSFER_SERVICE], []
         if "collective" in info.transports:
             servicer = await asyncio.to_thread(_make_collective, station, worker)

@@ -6,7 +6,7 @@
     a router is gone        what waits for it is dropped
 
 A grammar that does not compile with this model's vocabulary breaks at its first token, which is the client's to know.
-The desk itself answers a job that finds `MAX_WAITING` waiting, or whose grammar takes over `TIMEOUT_S`: the queue is
+The desk itself answers a job that finds `max_waiting` waiting, or whose grammar takes over `timeout_s`: the queue is
 full, since routers have tried every grammar (`router.grammar_gate`) and it is those before it that took the time. A job
 whose own time is up has expired. Without a vocabulary one is posted as it is, and the scheduler refuses our own fault.
 """
@@ -37,8 +37,16 @@ class GrammarDesk:
     """On one event loop. `compiler` None: this worker knows no vocabulary and takes no grammar."""
 
     def __init__(
-        self, compiler: GrammarCompiler | None, post: Callable[[FromRouter], None], tell: Callable[[ToRouter], None]
+        self,
+        compiler: GrammarCompiler | None,
+        post: Callable[[FromRouter], None],
+        tell: Callable[[ToRouter], None],
+        *,
+        timeout_s: float = TIMEOUT_S,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
+        self.max_waiting = max_waiting
+        self._timeout_s = timeout_s
         self._compiler = compiler
         self._post = post
         self._tell = tell
@@ -52,7 +60,7 @@ class GrammarDesk:
             line.append(message)
         elif self._compiler is None or not isinstance(message, Submit) or message.sampling.grammar is None:
             self._post(FromRouter(router, message))
-        elif len(self._lines) >= MAX_WAITING:
+        elif len(self._lines) >= self.max_waiting:
             self._refuse(router, message, f"{len(self._lines)} jobs wait here for their grammars")
         else:
             self._lines[router, message.job] = deque([message])
@@ -81,8 +89,8 @@ class GrammarDesk:
             line.popleft()
             if command is not None:
                 self._post(command)
-            elif isinstance(message, Submit) and message.time_left_s > TIMEOUT_S:
-                self._refuse(router, message, f"its grammar was not compiled within {TIMEOUT_S:g} s")
+            elif isinstance(message, Submit) and message.time_left_s > self._timeout_s:
+                self._refuse(router, message, f"its grammar was not compiled within {self._timeout_s:g} s")
             else:
                 late = "its time was up before its grammar was compiled"
                 self._tell(ToRouter(router, (Ended(job, Outcome.EXPIRED, message=late),)))
@@ -98,7 +106,7 @@ class GrammarDesk:
         began_s = loop.time()
         constraint: Constraint | None = None
         try:
-            async with asyncio.timeout(min(TIMEOUT_S, submit.time_left_s)):
+            async with asyncio.timeout(min(self._timeout_s, submit.time_left_s)):
                 constraint = await loop.run_in_executor(self._threads, compiler.compile, submit.sampling.grammar)
         except TimeoutError:
             log.warning("grammar_late", job=str(submit.job))

@@ -111,6 +111,8 @@ class Dispatcher:
         )
         if len(self._queue) == 1:
             self._pump()  # nobody stands before it: it need not wait for the end of this turn
+        else:
+            self._wake()
         return record.stream
 
     def cancel(self, request_id: RequestId) -> bool:

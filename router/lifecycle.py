@@ -69,7 +69,9 @@ class Lifecycle:
     # ---------------------------------------------------------------------------------------------- queueing
 
     def accept(self, record: RequestRecord) -> None:
-        """Take a request on: choice 0 joins the queue, the others after its hand-over. Raises Overloaded."""
+        """Take a request on: choice 0 joins the queue, the others after its hand-over. Raises Overloaded. The caller
+        sees to it that the queue is looked at.
+        """
         first = record.choices[0]
         now = self._clock.now()
         first.entry = self._queue.offer(
@@ -79,7 +81,6 @@ class Lifecycle:
         self.requests[record.request.request_id] = record
         self.idle.clear()
         self._metrics.accepted.inc()
-        self._wake()
 
     def start_siblings(self, record: RequestRecord) -> None:
         """Queue the other choices, once. They were admitted with the request, so they are not refused."""

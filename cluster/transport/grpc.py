@@ -3,7 +3,8 @@
     1. open    layouts compared here; a pair's first shipment asks who answers at the address (`Agree`)
     2. push    pages copied out of the pool and summed in a thread, then one client-streaming call: header, parts of
                `message_bytes`; its answer means verified and in place. At most `PUSH_BYTES` a call; the next call's
-               pages are copied while one is under way
+               pages are copied while one is under way. A call may wait for its turn at the receiver as long as the
+               engine lets it; from then on it has `operation_timeout_s`
     3. commit  repeated within its deadline when the connection breaks, since an equal commit is acknowledged again
     4. abort   best effort
 
@@ -21,6 +22,7 @@ import grpc.aio
 import structlog
 
 from twostroke.cluster.aio import TaskOwner, in_thread
+from twostroke.cluster.core.errors import TransferFailed
 from twostroke.cluster.core.ids import Incarnation, PageId
 from twostroke.cluster.core.layout import PageMemory, check_compatible
 from twostroke.cluster.core.logprobs import TokenLogprob
@@ -72,10 +74,6 @@ class GrpcTransport:
         self._idle_s = idle_s
         self._pairs: dict[Key, _Pair] = {}
         self._tasks = TaskOwner("grpc_transport")
-
-    @property
-    def num_channels(self) -> int:
-        return len(self._pairs)
 
     async def open(self, lease: Lease, on_accepted: OnAccepted = unheard) -> "GrpcShipment":
         check_compatible(self.memory.layout, lease.layout)
@@ -160,12 +158,10 @@ class GrpcShipment:
                 some = pages[start : start + at_once]
                 data, checksums = await in_thread(_read, memory, some)
                 if call is not None:
-                    await call
-                    self._on_accepted()
+                    await self._finish(call)
                 call = self._start(first + start, data, checksums)
             if call is not None:
-                await call
-                self._on_accepted()
+                await self._finish(call)
         except grpc.aio.AioRpcError as error:
             raise failed("push", self._lease, error) from error
         finally:
@@ -186,10 +182,18 @@ class GrpcShipment:
             for start in range(0, len(data), size):
                 yield pb.PushPart(data=data[start : start + size])
 
-        call: grpc.aio.StreamUnaryCall[pb.PushPart, pb.PushReply] = self._pair.stub.Push(
-            parts(), timeout=self._transport.timeout_s
-        )
+        call: grpc.aio.StreamUnaryCall[pb.PushPart, pb.PushReply] = self._pair.stub.Push(parts())
         return call
+
+    async def _finish(self, call: "grpc.aio.StreamUnaryCall[pb.PushPart, pb.PushReply]") -> None:
+        await call.initial_metadata()
+        try:
+            async with asyncio.timeout(self._transport.timeout_s):
+                await call
+        except TimeoutError:
+            told = f"push to {self._lease.worker_id}: not within {self._transport.timeout_s:g} s of its turn"
+            raise TransferFailed(told) from None
+        self._on_accepted()
 
     async def commit(
         self, first_token: int, first_token_index: int, first_logprob: TokenLogprob | None = None

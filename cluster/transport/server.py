@@ -2,7 +2,9 @@
 
 A push is received whole (at most `MAX_PUSH_BYTES`, `MAX_PUSHES` at a time), its checksums are compared in a
 thread, and only then are the bytes written to the pool: a damaged or torn push never touches a page. The intake's
-`begin` comes with the header, `land` with the last byte, `end` after the write, whatever happens between.
+`begin` comes with the header, `land` with the last byte, `end` after the write, whatever happens between. A push whose
+turn has come is told so (initial metadata), and from then on has `timeout_s`: a frozen sender holds up the others no
+longer.
 """
 
 import asyncio
@@ -31,15 +33,16 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 def add_transfer_services(
-    server: grpc.aio.Server, intake: Intake, memory: PageMemory, incarnation: Incarnation
+    server: grpc.aio.Server, intake: Intake, memory: PageMemory, incarnation: Incarnation, timeout_s: float = 10.0
 ) -> None:
     """Mount what prefill workers call; before the server starts."""
-    servicer = TransferServicer(intake, memory, incarnation)
+    servicer = TransferServicer(intake, memory, incarnation, timeout_s)
     kv_transfer_pb2_grpc.add_KvTransferServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
 
 
 class TransferServicer(kv_transfer_pb2_grpc.KvTransferServicer):
-    def __init__(self, intake: Intake, memory: PageMemory, incarnation: Incarnation) -> None:
+    def __init__(self, intake: Intake, memory: PageMemory, incarnation: Incarnation, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self._intake = intake
         self._memory = memory
         self._incarnation = incarnation
@@ -57,9 +60,13 @@ class TransferServicer(kv_transfer_pb2_grpc.KvTransferServicer):
     async def Push(self, parts: AsyncIterator[pb.PushPart], context: Context) -> pb.PushReply:
         try:
             async with self._slots:
-                await self._push(parts)
+                await context.send_initial_metadata(())
+                async with asyncio.timeout(self._timeout_s):
+                    await self._push(parts)
         except TransferFailed as error:
             await refuse(context, error.message)
+        except TimeoutError:
+            await refuse(context, f"the push was not whole within {self._timeout_s:g} s")
         return pb.PushReply()
 
     async def _push(self, parts: AsyncIterator[pb.PushPart]) -> None:

@@ -18,7 +18,6 @@ from twostroke.cluster.core.errors import DeadlineExceeded, InvalidRequest
 from twostroke.cluster.core.grammar import Grammar, GrammarKind
 from twostroke.cluster.core.request import Phase
 from twostroke.cluster.core.sampling import FinishReason
-from twostroke.engine import grammar_desk
 from twostroke.engine.fake_executor import FakeExecutor, FakeHandle
 from twostroke.engine.plan import Plan, StepResult
 from twostroke.engine.vocabulary import Vocabulary, byte_vocabulary, load_vocabulary
@@ -121,17 +120,20 @@ async def test_a_grammar_that_breaks_refuses_its_request_alone() -> None:
             assert (await beside).tokens[0] == routed.golden(PROMPT, 30)
 
 
-async def test_workers_whose_grammars_stand_in_line_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workers_whose_grammars_stand_in_line_are_asked_again() -> None:
     """Whoever waits in vain is told that its time was up, and nothing of an internal error."""
     async with routed_cluster(FAKE, vocabulary=byte_vocabulary()) as routed:
-        monkeypatch.setattr(grammar_desk, "MAX_WAITING", 0)
+        desks = [node.worker.host.desk for node in routed.cluster.nodes]
+        for desk in desks:
+            desk.max_waiting = 0
         with pytest.raises(DeadlineExceeded):
             await routed.ask(PROMPT, LONGEST, **ASKING, time_left_s=0.3)
         waiting = asyncio.create_task(routed.ask(PROMPT, LONGEST, **ASKING))
         beside = await routed.ask(PROMPT, 30)
         assert beside.tokens[0] == routed.golden(PROMPT, 30)
         assert not waiting.done()
-        monkeypatch.undo()
+        for desk in desks:
+            desk.max_waiting = 1
         check(await waiting, byte_vocabulary())
 
 

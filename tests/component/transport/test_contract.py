@@ -29,7 +29,7 @@ from twostroke.cluster.transport.collective_server import CollectiveServicer
 from twostroke.cluster.transport.control import writer_of
 from twostroke.cluster.transport.grpc import GrpcTransport
 from twostroke.cluster.transport.loopback import LoopbackTransport, Receiver
-from twostroke.cluster.transport.server import add_transfer_services
+from twostroke.cluster.transport.server import MAX_PUSHES, add_transfer_services
 from twostroke.cluster.wire.channel import bind, new_server, open_channel
 from twostroke.cluster.wire.convert import layout_to_wire
 from twostroke.decode_worker.intake import LeaseBook
@@ -60,7 +60,7 @@ class Pair:
             self.receivers[incarnation] = Receiver(side.book, side.memory)
             return lambda: self.receivers.pop(incarnation)
         server = new_server()
-        add_transfer_services(server, side.book, side.memory, incarnation)
+        add_transfer_services(server, side.book, side.memory, incarnation, timeout_s=2.0)
         servicer = CollectiveServicer(
             side.book, side.memory, incarnation, host="127.0.0.1", operation_timeout_s=2.0, max_groups=self.max_groups
         )
@@ -314,6 +314,31 @@ async def offer_raw(address: str, lease: Lease, wrong_sum_of: int) -> str:
     thread.stop(group.close)
     assert await thread.wait_ended(5)
     return str(reply.refused.reason)
+
+
+async def test_a_push_waits_for_its_turn_longer_than_it_may_take() -> None:
+    side = DecodeSide()
+    pair = Pair("grpc")
+    stop = await pair.serve(side)
+    lease = pair.lease(side, list(range(MAX_PUSHES + 1)))
+    transport = GrpcTransport(random_pages(LAYOUT, 64), PREFILL, operation_timeout_s=0.5)
+    async with open_channel(pair.address) as channel:
+        frozen = [KvTransferStub(channel).Push(timeout=30) for _ in range(MAX_PUSHES)]  # type: ignore[no-untyped-call]
+        for page, call in enumerate(frozen):
+            header = pb.PushHeader(writer=writer_of(lease), first=page, checksums=[0])
+            await call.write(pb.PushPart(header=header))
+        await until(lambda: side.book.num_writes == MAX_PUSHES)
+        shipment = await transport.open(lease)
+        began = time.monotonic()
+        await shipment.push(MAX_PUSHES, ids(5))  # its turn comes when those before it are given up
+        assert time.monotonic() - began > 1.0
+        for call in frozen:
+            assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert "not whole within 2 s" in await call.details()
+    assert side.memory.read(ids(MAX_PUSHES)) == random_pages(LAYOUT, 64).read(ids(5))
+    await shipment.abort("seen enough")
+    await transport.close()
+    await run(stop)
 
 
 async def test_a_writer_frozen_in_its_bytes_holds_up_neither_the_next_one_nor_the_end() -> None:

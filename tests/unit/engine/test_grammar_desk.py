@@ -11,7 +11,6 @@ from twostroke.cluster.core.grammar import ANY_OBJECT, Grammar, GrammarKind
 from twostroke.cluster.core.ids import Incarnation
 from twostroke.cluster.core.messages import Cancel, Ended, Outcome, RefusalReason, Refused, Stroke, Submit
 from twostroke.cluster.core.sampling import SamplingParams
-from twostroke.engine import grammar_desk
 from twostroke.engine.commands import FromRouter, ToRouter
 from twostroke.engine.grammar import GrammarCompiler
 from twostroke.engine.grammar_desk import GrammarDesk
@@ -82,12 +81,9 @@ async def test_what_does_not_compile_breaks_at_its_first_token() -> None:
 
 
 @pytest.mark.parametrize("full", [True, False])
-async def test_one_that_waits_too_long_may_come_again_and_one_without_time_has_expired(
-    full: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grammar_desk, "TIMEOUT_S", 0.05 if full else 10.0)
+async def test_one_that_waits_too_long_may_come_again_and_one_without_time_has_expired(full: bool) -> None:
     slow, posted, told = Slow(), list[FromRouter](), list[ToRouter]()
-    desk = GrammarDesk(GrammarCompiler(slow), posted.append, told.append)
+    desk = GrammarDesk(GrammarCompiler(slow), posted.append, told.append, timeout_s=0.05 if full else 10.0)
     desk.receive(ROUTER, asking("a", ANY_OBJECT, time_left_s=5.0 if full else 0.05))
     desk.receive(ROUTER, Cancel(job_id("a")))
     await until(lambda: len(posted) == 1)
@@ -103,10 +99,9 @@ async def test_one_that_waits_too_long_may_come_again_and_one_without_time_has_e
     await desk.close()
 
 
-async def test_a_full_desk_refuses_as_a_full_queue_and_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_desk, "MAX_WAITING", 2)
+async def test_a_full_desk_refuses_as_a_full_queue_and_holds_up_nobody_else() -> None:
     slow, posted, told = Slow(), list[FromRouter](), list[ToRouter]()
-    desk = GrammarDesk(GrammarCompiler(slow), posted.append, told.append)
+    desk = GrammarDesk(GrammarCompiler(slow), posted.append, told.append, max_waiting=2)
     for name in ("a", "b", "c"):
         desk.receive(ROUTER, asking(name, ANY_OBJECT))
     desk.receive(ROUTER, asking("d", None))
