@@ -164,7 +164,8 @@ async def test_pools_scale_apart_under_load_and_no_request_fails(up: Up) -> None
             following = load.tasks.spawn(until_gone(states, leaving), "status")
             await asyncio.to_thread(cluster.on, "scale", "--prefill", "1", "--decode", "1")
             seen = await following
-        assert all(seen[name] == {"ready", "draining"} for name in leaving), seen
+        # `stopped` is there for a moment, until the supervisor's next look: some runs see it.
+        assert all(seen[name] - {"stopped"} == {"ready", "draining"} for name in leaving), seen
         assert all(seen[name] == {"ready"} for name in ("state-0", "router-0", "prefill-0", "decode-0")), seen
         for name in leaving:
             begun = cluster.said(name)["worker_draining"]
