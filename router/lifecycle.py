@@ -141,6 +141,7 @@ class Lifecycle:
     def begin(self, choice: ChoiceRecord, decision: Choice) -> None:
         """Place a queued choice (the caller takes it out of the queue): the first Submit goes out."""
         now = self._clock.now()
+        self.delivery.tell(choice)  # what waits: a new attempt forgets log-probabilities that nobody took
         choice.queued = False
         choice.workerless_since = None
         choice.reason = decision.reason

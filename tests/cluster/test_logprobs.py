@@ -78,12 +78,13 @@ async def test_many_scored_prompts_and_others_share_steps() -> None:
             assert answer.tokens[0] == routed.golden(prompt, 6)
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("phase", [Phase.RESERVING, Phase.PREFILLING, Phase.TRANSFERRING, Phase.DECODING])
-async def test_a_lost_worker_loses_none(phase: Phase, role: str) -> None:
+async def test_a_lost_worker_loses_none(phase: Phase, role: str, whole: bool) -> None:
     gate = Gate()
     async with routed_cluster(SLOW, gate=gate) as routed:
-        request = routed.request(PROMPT, 24, logprobs=2, prompt_logprobs=1)
+        request = routed.request(PROMPT, 24, logprobs=2, prompt_logprobs=1, whole=whole)
         answer = asyncio.create_task(read(routed.dispatcher.submit(request)))
         if phase is Phase.DECODING:
             gate.open()
@@ -114,7 +115,10 @@ async def test_preempted_jobs_lose_none() -> None:
     for shape in (Shape(decode_pages=32), Shape(prefill=0, num_pages=32)):
         async with routed_cluster(shape) as routed:
             answers = await asyncio.gather(
-                *(routed.ask(prompt, 40, logprobs=1, prompt_logprobs=1) for prompt in prompts)
+                *(
+                    routed.ask(prompt, 40, logprobs=1, prompt_logprobs=1, whole=number % 2 == 0)
+                    for number, prompt in enumerate(prompts)
+                )
             )
             for prompt, answer in zip(prompts, answers, strict=True):
                 check(routed, prompt, answer, 1, 1)
