@@ -9,8 +9,9 @@ The router is one process pinned to one core; workers and load are this process,
     first byte   from the request's last byte to the first token's text, at 1k and 8k tokens, by one client and by 64
 
 A token is answered as soon as the router asks for it, so a first byte's time is what the router adds, and the hops. Of
-it, parsing the body, tokenizing, and hashing and choosing are told apart, as means of the router's own metrics; and for
-one client the two round trips to the workers, as a client without a router has them (`benchmarks.gateway_direct`).
+it, parsing the body, tokenizing, and hashing and choosing are told apart, by the router's own clock: as means, and for
+one client subtracted request by request. Of what is then left, one client is also told what the two round trips to the
+workers take without a router (`benchmarks.gateway_direct`): the difference is what the router adds to a first byte.
 Without `--tokenizer` a token is a byte. Exit code 1 when an answer was wrong.
 """
 
@@ -20,21 +21,21 @@ import json
 import multiprocessing
 import os
 import platform
-import random
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
 import psutil
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import gateway_direct
-from benchmarks.gateway_process import MODEL, Setting, make_tokenizer, run
+from benchmarks.gateway_process import MODEL, OVER, SPANS, Setting, Spans, make_tokenizer, run
 from benchmarks.instant_workers import InstantWorkers
+from benchmarks.texts import texts
 from twostroke.cluster.telemetry.logs import configure_logging
 
 START_TIMEOUT_S = 60.0
@@ -43,24 +44,6 @@ STEPS_AHEAD = 4
 """Steps that may be on their way to the clients: so few that each token is an event, so many that nobody idles."""
 MARK = "~"
 """The text of every token; it occurs nowhere else in an answer."""
-WORDS = (
-    "time",
-    "people",
-    "way",
-    "water",
-    "day",
-    "man",
-    "world",
-    "life",
-    "hand",
-    "part",
-    "child",
-    "eye",
-    "woman",
-    "place",
-)
-STAGES = ("parse", "tokenize", "choose")
-NUM_PROMPTS = 1000
 
 
 @dataclass
@@ -168,22 +151,20 @@ class Row:
     parse_ms: float
     tokenize_ms: float
     choose_ms: float
-    direct_ms: float | None
+    rest_p50_ms: float | None
+    """Of the first byte, beyond tokenizing and hashing; for one client."""
+    direct_p50_ms: float | None
     """The first token without a router; for one client."""
-
-    @property
-    def rest_ms(self) -> float:
-        """Of the first byte, beyond tokenizing and hashing."""
-        return self.first_p50_ms - self.tokenize_ms - self.choose_ms
 
 
 class Bench:
     """One router, by its address and its process."""
 
     def __init__(
-        self, host: str, port: int, tally: Tally, router: psutil.Process, direct_ms: Mapping[int, float]
+        self, host: str, port: int, tally: Tally, router: psutil.Process, pipe: Pipe, direct_ms: Mapping[int, float]
     ) -> None:
         self._direct_ms = direct_ms
+        self._pipe = pipe
         self._host = host
         self._port = port
         self._tally = tally
@@ -192,16 +173,14 @@ class Bench:
     async def measure(self, case: Case, seconds: float) -> Row:
         """A closed loop for about `seconds`. Raises ValueError when an answer is not of the tokens asked for."""
         self._tally.begin(is_paced=case.is_paced)
-        before, cpu_before = await self._spent(), self._cpu_s()
+        await self._spans()
+        cpu_before = self._cpu_s()
         tokens_before, started_at = self._tally.num_seen, time.perf_counter()
         firsts, num_events = await self._load(case, started_at + seconds)
         elapsed_s, cpu_s = time.perf_counter() - started_at, self._cpu_s() - cpu_before
-        after = await self._spent()
+        spans = await self._spans()
         num_tokens = self._tally.num_seen - tokens_before
-        means = {
-            stage: 1000 * (after[stage][0] - before[stage][0]) / max(1, after[stage][1] - before[stage][1])
-            for stage in STAGES
-        }
+        alone = case.clients == 1
         return Row(
             case=case.name,
             clients=case.clients,
@@ -217,10 +196,11 @@ class Bench:
             events_per_token=num_events / max(1, num_tokens),
             first_p50_ms=1000 * statistics.median(firsts),
             first_p99_ms=1000 * sorted(firsts)[int(len(firsts) * 0.99)],
-            parse_ms=means["parse"],
-            tokenize_ms=means["tokenize"],
-            choose_ms=means["choose"],
-            direct_ms=self._direct_ms.get(case.prompt_tokens) if case.clients == 1 else None,
+            parse_ms=statistics.mean(spans["parse"]),
+            tokenize_ms=statistics.mean(spans["tokenize"]),
+            choose_ms=statistics.mean(spans["choose"]),
+            rest_p50_ms=_rest_p50_ms(firsts, spans) if alone else None,
+            direct_p50_ms=self._direct_ms.get(case.prompt_tokens) if alone else None,
         )
 
     async def _load(self, case: Case, ends_at: float) -> tuple[list[float], int]:
@@ -254,29 +234,25 @@ class Bench:
         _, connection = await loop.create_connection(lambda: Connection(self._tally), self._host, self._port)
         return connection
 
-    async def _spent(self) -> dict[str, tuple[float, float]]:
-        """By stage: seconds, and how often, since the router's start."""
-        connection = await self._connect()
-        try:
-            _, answer = await connection.ask(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-        finally:
-            connection.close()
-        spent = {name: [0.0, 0.0] for name in STAGES}
-        for family in text_string_to_metric_families(answer.partition(b"\r\n\r\n")[2].decode()):
-            for sample in family.samples:
-                if sample.name.startswith("twostroke_router_overhead_seconds_") and sample.labels.get("stage") in spent:
-                    place = {"sum": 0, "count": 1}.get(sample.name.rsplit("_", 1)[1])
-                    if place is not None:
-                        spent[sample.labels["stage"]][place] = sample.value
-        return {name: (seconds, count) for name, (seconds, count) in spent.items()}
+    async def _spans(self) -> Spans:
+        """Since the last time. Raises TimeoutError."""
+        self._pipe.send(SPANS)
+        if not await asyncio.to_thread(self._pipe.poll, ANSWER_TIMEOUT_S):
+            raise TimeoutError("the router does not say what its requests took")
+        spans: Spans = self._pipe.recv()
+        return spans
+
+
+def _rest_p50_ms(firsts: Sequence[float], spans: Spans) -> float:
+    """Raises ValueError when the requests were not one after the other, each placed once."""
+    taken = zip(firsts, spans["tokenize"], spans["choose"], strict=True)
+    return statistics.median(1000 * first - tokenize - choose for first, tokenize, choose in taken)
 
 
 def requests(num_tokens: int, max_tokens: int, *, stream: bool, words: bool) -> Iterator[bytes]:
-    """Round and round, of texts that differ from their first words on."""
-    draw = random.Random(num_tokens)
+    """Round and round."""
     made: list[bytes] = []
-    for _ in range(NUM_PROMPTS):
-        prompt = " ".join(draw.choices(WORDS, k=num_tokens)) if words else "".join(draw.choices("abcd ", k=num_tokens))
+    for prompt in texts(num_tokens, words=words):
         body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": stream}
         data = json.dumps(body).encode()
         head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
@@ -316,10 +292,13 @@ def print_row(row: Row) -> None:
     else:
         told = (
             f"{row.first_p50_ms:8.2f} ms p50, {row.first_p99_ms:.2f} p99: tokenize {row.tokenize_ms:.2f}, "
-            f"hash and choose {row.choose_ms:.2f}, rest {row.rest_ms:.2f} (parse {row.parse_ms:.2f})"
+            f"hash and choose {row.choose_ms:.2f}, parse {row.parse_ms:.2f}"
         )
-        if row.direct_ms is not None:
-            told += f"; {row.direct_ms:.2f} without a router, which adds {row.rest_ms - row.direct_ms:.2f} to it"
+        if row.rest_p50_ms is not None and row.direct_p50_ms is not None:
+            told += (
+                f"; beyond tokenizing and hashing {row.rest_p50_ms:.2f} p50, {row.direct_p50_ms:.2f} without a router, "
+                f"which adds {row.rest_p50_ms - row.direct_p50_ms:.2f}"
+            )
     what = f"{row.case:10} {row.clients:3} clients {row.prompt_tokens:5} + {row.max_tokens:3} tokens"
     print(f"{what} {told} ({row.router_cpu_share:.0%} of its core)", flush=True)
 
@@ -329,28 +308,37 @@ async def run_all(options: argparse.Namespace, cores: list[int]) -> list[Row]:
     tally = Tally()
     [token] = tokenizer.encode(MARK, add_special_tokens=False)
     workers = InstantWorkers(token, tally.may_step, tally.news)
-    addresses = await workers.open()
+    addresses = tuple(await workers.open())
+    core = cores[0] if len(cores) > 1 else None
+    try:
+        asking = gateway_direct.Asking(addresses, core, options.tokenizer, tuple(options.sizes), options.seconds / 2)
+        direct_ms = await gateway_direct.measure(asking)
+        await workers.wait_free()
+        return await measure_router(
+            Setting(addresses, core, options.tokenizer, options.profile), tally, direct_ms, options
+        )
+    finally:
+        await workers.close()
+
+
+async def measure_router(
+    setting: Setting, tally: Tally, direct_ms: Mapping[int, float], options: argparse.Namespace
+) -> list[Row]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    core = cores[0] if len(cores) > 1 else None
-    asking = gateway_direct.Asking(tuple(addresses), core, tuple(options.sizes), options.seconds / 2)
-    direct_ms = await gateway_direct.measure(asking)
-    await workers.wait_free()
-    setting = Setting(tuple(addresses), core, options.tokenizer, options.profile)
     router = context.Process(target=run, args=(setting, theirs), daemon=True)
     router.start()
     try:
         if not await asyncio.to_thread(ours.poll, START_TIMEOUT_S):
             raise TimeoutError("the router did not start")
         host, port = ours.recv().rsplit(":", 1)
-        bench = Bench(host, int(port), tally, psutil.Process(router.pid), direct_ms)
+        bench = Bench(host, int(port), tally, psutil.Process(router.pid), ours, direct_ms)
         return await measure_all(bench, options)
     finally:
-        ours.send("over")
+        ours.send(OVER)
         await asyncio.to_thread(router.join, 20.0)
         if router.is_alive():
             router.terminate()
-        await workers.close()
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -1,9 +1,11 @@
 """The first token without a router, for `benchmarks.gateway`: a bare client in a process of its own, on the router's
 core, asks the same workers over the same attached streams.
 
-    reserve -> Leased -> prefill -> the first token
+    tokenize -> reserve -> Leased -> prefill -> the first token
 
-These two round trips are what an answer by two workers costs without any router. The client says no more than it must.
+These two round trips are what an answer by two workers costs without any router. The client says no more than it must,
+and the clock starts when it has tokenized: as in the router, the workers have then slept for as long as that took, and
+are slower to wake.
 """
 
 import asyncio
@@ -13,8 +15,12 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from multiprocessing.connection import Connection
+from pathlib import Path
 
+from benchmarks.gateway_process import make_tokenizer
+from benchmarks.texts import texts
 from twostroke.cluster import attach
 from twostroke.cluster.core.ids import JobId, RequestId, new_incarnation
 from twostroke.cluster.core.link import WorkerLink
@@ -32,6 +38,7 @@ class Asking:
 
     workers: tuple[str, ...]
     core: int | None
+    tokenizer: Path | None
     sizes: tuple[int, ...]
     """Prompts, in tokens."""
     seconds: float
@@ -64,7 +71,7 @@ def run(asking: Asking, pipe: Connection) -> None:
 
 
 async def _ask(asking: Asking) -> dict[int, float]:
-    client = _Client()
+    client = _Client(asking.tokenizer)
     links = [await attach.connect(address, new_incarnation(), client) for address in asking.workers]
     by_role = {link.info.role: link for link in links}
     try:
@@ -78,7 +85,9 @@ async def _ask(asking: Asking) -> dict[int, float]:
 class _Client:
     """A `LinkListener`; one job at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: Path | None) -> None:
+        self._tokenizer = make_tokenizer(tokenizer)
+        self._words = tokenizer is not None
         self._leased: asyncio.Future[Lease] | None = None
         self._first: asyncio.Future[None] | None = None
         self._over: asyncio.Future[None] | None = None
@@ -98,9 +107,11 @@ class _Client:
     async def median_ms(self, links: Mapping[Role, WorkerLink], size: int, seconds: float) -> float:
         """Raises TimeoutError when a worker does not answer."""
         taken: list[float] = []
-        prompt = tuple(range(size))
         ends_at = time.perf_counter() + seconds
-        while not taken or time.perf_counter() < ends_at:
+        for text in cycle(texts(size, words=self._words)):
+            if taken and time.perf_counter() > ends_at:
+                break
+            prompt = tuple(self._tokenizer.encode(text))
             async with asyncio.timeout(TIMEOUT_S):
                 taken.append(await self._first_s(links, prompt, len(taken)))
         return 1000 * statistics.median(taken)

@@ -1,5 +1,8 @@
 """The router under `benchmarks.gateway`, in a process of its own: faces, dispatcher and attached streams as in
 `twostroke run router`, without Redis: it is told where its workers are.
+
+Over the pipe it says where it listens, and then, each time it is asked (SPANS), what its requests took since the last
+time; OVER ends it.
 """
 
 import asyncio
@@ -8,13 +11,16 @@ import os
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import cast
+
+from prometheus_client import Histogram
 
 from twostroke.cluster import attach
 from twostroke.cluster.config import Config, RouterSection
 from twostroke.cluster.control.process import spare_start_up
 from twostroke.cluster.core.ids import new_incarnation
 from twostroke.cluster.telemetry.logs import configure_logging
-from twostroke.cluster.telemetry.metrics import RouterMetrics, new_registry
+from twostroke.cluster.telemetry.metrics import Family, RouterMetrics, new_registry
 from twostroke.router.dispatcher import Dispatcher
 from twostroke.router.gateway.app import create_app
 from twostroke.router.grpc_api import InferenceServicer
@@ -22,6 +28,11 @@ from twostroke.router.service import Faces
 from twostroke.router.tokenizer import ByteTokenizer, ModelTokenizer, Tokenizer
 
 MODEL = "instant"
+STAGES = ("parse", "tokenize", "choose")
+SPANS, OVER = "spans", "over"
+
+Spans = dict[str, list[float]]
+"""By stage of a request the milliseconds of each, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +68,7 @@ async def _serve(setting: Setting, pipe: Connection) -> None:
     tokenizer = await asyncio.to_thread(make_tokenizer, setting.tokenizer)
     registry = new_registry()
     metrics = RouterMetrics(registry, MODEL)
+    metrics.router_overhead_seconds = noted = _Noted(metrics.router_overhead_seconds)
     dispatcher = Dispatcher(config.router, tokenizer.text_decoders, metrics, model_name=MODEL)
     for address in setting.workers:
         dispatcher.attach(await attach.connect(address, new_incarnation(), dispatcher))
@@ -67,8 +79,43 @@ async def _serve(setting: Setting, pipe: Connection) -> None:
         spare_start_up()
         pipe.send(http)
         over = asyncio.Event()
-        asyncio.get_running_loop().add_reader(pipe.fileno(), over.set)
+
+        def on_message() -> None:
+            if pipe.recv() == SPANS:
+                pipe.send(noted.take())
+            else:
+                over.set()
+
+        asyncio.get_running_loop().add_reader(pipe.fileno(), on_message)
         await over.wait()
     finally:
         await faces.close()
         await dispatcher.close()
+
+
+class _Noted(Family[Histogram]):
+    """Histograms that also keep each value."""
+
+    def __init__(self, histograms: Family[Histogram]) -> None:
+        self._stages = {stage: _Stage(histograms.of(stage)) for stage in STAGES}
+
+    def of(self, *values: str) -> Histogram:
+        [stage] = values
+        return cast(Histogram, self._stages[stage])
+
+    def take(self) -> Spans:
+        return {name: stage.take() for name, stage in self._stages.items()}
+
+
+class _Stage:
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._taken_ms: list[float] = []
+
+    def observe(self, seconds: float) -> None:
+        self._histogram.observe(seconds)
+        self._taken_ms.append(1000 * seconds)
+
+    def take(self) -> list[float]:
+        taken, self._taken_ms = self._taken_ms, []
+        return taken
