@@ -188,7 +188,7 @@ class AttachedLink:
         call: "grpc.aio.StreamStreamCall[pb.RouterFrame, pb.WorkerFrame]",
         timing: Timing,
     ) -> None:
-        self._info = info
+        self.info = info
         self._listener = listener
         self._channel = channel
         self._rpc = call
@@ -206,10 +206,6 @@ class AttachedLink:
         wire = FrameCall(read, write, pb.WorkerItem.FromString)
         self._stream = FrameStream(wire, self._receive, self._on_end, ROUTER_OUTBOX_BYTES, timing)
         self._running = self._tasks.spawn(self._run(), "run")
-
-    @property
-    def info(self) -> WorkerInfo:
-        return self._info
 
     def send(self, messages: Sequence[RouterMessage]) -> None:
         if not self._stream.ended:
@@ -231,7 +227,7 @@ class AttachedLink:
             self._listener.on_messages(self, messages)
 
     def _on_end(self, reason: str) -> None:
-        log.info("worker_detached", worker=self._info.worker_id, reason=reason, dropped=self._codec.dropped)
+        log.info("worker_detached", worker=self.info.worker_id, reason=reason, dropped=self._codec.dropped)
         # The call first: a worker that still lives must hear at once that it may free everything.
         self._rpc.cancel()
         if not self._quiet:

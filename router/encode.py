@@ -74,6 +74,8 @@ class Encoder:
         for field, prompt in prompts:
             if isinstance(prompt, str):
                 check_length(len(prompt), model, self._tokenizer, field)
+            else:
+                check_ids(prompt, self._tokenizer.vocab_size, field)
         short = SHORT_CHARACTERS if self._generator.num_live else SHORT_ALONE_CHARACTERS
         if sum(len(prompt) for _, prompt in prompts if isinstance(prompt, str)) <= short:
             return self._encode(prompts)
@@ -87,9 +89,6 @@ class Encoder:
 
     async def echoes(self, prompts: Sequence[tuple[str, Prompt]]) -> tuple[str, ...]:
         """What `echo` puts before the answers: texts as they came, ids as the text they stand for."""
-        for field, prompt in prompts:
-            if not isinstance(prompt, str):
-                check_ids(prompt, self._tokenizer.vocab_size, field)
         return await asyncio.to_thread(self._echoes, prompts)
 
     async def decode(self, ids: Sequence[int], max_tokens: int, field: str) -> str:

@@ -29,10 +29,10 @@ class Worker:
     """Tokens of work (prefill) or of KV (decode) of each job that this router has there."""
     charged_tokens: int = 0
     """Sum of `charges`, kept because every placement asks for it."""
+    info: WorkerInfo = field(init=False)
 
-    @property
-    def info(self) -> WorkerInfo:
-        return self.link.info
+    def __post_init__(self) -> None:
+        self.info = self.link.info
 
     @property
     def stalled(self) -> bool:

@@ -134,7 +134,7 @@ class Lifecycle:
         if choice.keys is None:
             request = choice.request.request
             # A prompt that is to be scored is computed whole: nobody's cache is of use.
-            tokens = () if choice.awaits_prompt else (*request.prompt, *choice.state.tokens)
+            tokens = () if choice.awaits_prompt else request.prompt + tuple(choice.state.tokens)
             choice.keys = PromptKeys(tokens, request.salt, request.adapter)
         return choice.keys
 

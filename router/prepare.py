@@ -178,7 +178,7 @@ def prepare(
     continuation: Continuation | None = None,
 ) -> GenerateRequest:
     """A request ready for `generator.submit`, with an id of its own unless one is given, under its tenant's budget.
-    `params` passed `check_params`.
+    `params` passed `check_params`, and `prompt` is of tokens that there are (`router.encode`).
 
     `continuable`: the answer can carry a continuation token, and go on from `continuation`; else the budget is but a
     lower `max_tokens`.
@@ -192,7 +192,6 @@ def prepare(
     check_client_request_id(client_request_id)
     if not prompt:
         raise InvalidRequest("the prompt has no token", prompt_field)
-    check_ids(prompt, tokenizer.vocab_size, prompt_field)
     check_ids(params.stop_token_ids, tokenizer.vocab_size, "stop_token_ids")
     if any(not 0 <= token < tokenizer.vocab_size for token, _ in params.logit_bias):
         raise InvalidRequest(f"token ids of logit_bias are 0 to {tokenizer.vocab_size - 1}", "logit_bias")

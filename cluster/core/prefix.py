@@ -17,6 +17,7 @@ from twostroke.cluster.core.ids import PrefixKey
 
 _VERSION = b"twostroke/prefix/1"
 KEY_BYTES = 16
+_WORD_BYTES = 4
 
 
 def root_key(fingerprint: str, page_size: int, adapter: str = "", salt: str = "") -> PrefixKey:
@@ -33,20 +34,29 @@ def child_key(parent: PrefixKey, tokens: Sequence[int]) -> PrefixKey:
 
     Raises OverflowError when a token id is negative or does not fit 32 bits.
     """
-    words = array("I", tokens)
-    if words.itemsize != 4:  # pragma: no cover - no supported platform
-        raise OverflowError("array('I') is not 32 bits wide here")
-    return PrefixKey(blake2b(parent + words.tobytes(), digest_size=KEY_BYTES).digest())
+    return _child(parent, _words(tokens))
 
 
 def page_keys(root: PrefixKey, tokens: Sequence[int], page_size: int) -> list[PrefixKey]:
     """Keys of all full pages of `tokens`, first page first."""
     keys: list[PrefixKey] = []
-    parent = root
-    for start in range(0, len(tokens) - page_size + 1, page_size):
-        parent = child_key(parent, tokens[start : start + page_size])
+    parent, words = root, _words(tokens)
+    step = page_size * _WORD_BYTES
+    for start in range(0, len(words) - step + 1, step):
+        parent = _child(parent, words[start : start + step])
         keys.append(parent)
     return keys
+
+
+def _words(tokens: Sequence[int]) -> bytes:
+    words = array("I", tokens)
+    if words.itemsize != _WORD_BYTES:  # pragma: no cover - no supported platform
+        raise OverflowError("array('I') is not 32 bits wide here")
+    return words.tobytes()
+
+
+def _child(parent: PrefixKey, words: bytes) -> PrefixKey:
+    return PrefixKey(blake2b(parent + words, digest_size=KEY_BYTES).digest())
 
 
 def max_hit_pages(num_tokens: int, page_size: int) -> int:

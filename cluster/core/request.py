@@ -9,12 +9,14 @@ any live phase -> QUEUED   continuation: a worker was lost or refused; attempt +
 any live phase -> an end
 """
 
-from enum import Enum
+from enum import StrEnum
 
 from twostroke.cluster.core.errors import InternalError
 
 
-class Phase(Enum):
+class Phase(StrEnum):
+    """Strings, since they are looked up at every move: `Enum` hashes its members in Python."""
+
     QUEUED = "queued"
     RESERVING = "reserving"
     PREFILLING = "prefilling"

@@ -10,8 +10,6 @@ Both ends agree on sizes: what we send stays under 1 MiB, what we accept is wide
 import grpc
 import grpc.aio
 
-SEND_BYTES = 1 << 20
-"""Messages of our own are smaller than this; larger things travel in parts."""
 RECEIVE_BYTES = 8 << 20
 KEEPALIVE_MS = 20_000
 KEEPALIVE_TIMEOUT_MS = 5_000

@@ -6,6 +6,7 @@
 
 import struct
 from collections.abc import Sequence
+from typing import cast
 
 from twostroke.cluster.core.errors import TwostrokeError
 from twostroke.cluster.core.grammar import Grammar, GrammarKind
@@ -239,5 +240,5 @@ def _shard_from_wire(shard: pb.LeaseShard) -> LeaseShard:
         address=shard.address,
         head_start=shard.head_start,
         head_end=shard.head_end,
-        pages=tuple(PageId(page) for page in shard.pages),
+        pages=cast(tuple[PageId, ...], tuple(shard.pages)),
     )

@@ -10,6 +10,7 @@ All the while the connection is watched: a client that goes away cancels its req
 that takes nothing for `SEND_TIMEOUT_S` is left; long before, the dispatcher has cut it and freed its pages.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -259,9 +260,10 @@ async def reading(stream: RequestStream, receive: Receive) -> AsyncIterator[Asyn
         await stream.cancel()
 
     tasks = TaskOwner("answer")
-    tasks.spawn(watch(), "disconnect")
     items = aiter(stream)
     try:
+        await asyncio.sleep(0)  # what was submitted leaves for the workers, who have begun when we are ready for them
+        tasks.spawn(watch(), "disconnect")
         yield items
     finally:
         await items.aclose()

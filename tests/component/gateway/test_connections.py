@@ -1,6 +1,11 @@
-"""An idle connection stays open: a server that closes it first resets the request that is just on its way."""
+"""Connections stay open when idle (a server that closes first resets the request that is just on its way), and what is
+sent over them goes in as few pieces as can be.
+"""
 
 import asyncio
+import json
+
+import pytest
 
 from tests.gateway_server import TIMEOUT_S, gateway
 
@@ -23,3 +28,28 @@ async def test_an_idle_connection_takes_another_request() -> None:
         finally:
             writer.close()
             await writer.wait_closed()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_head_comes_with_the_first_bytes(streamed: bool) -> None:
+    body = json.dumps({"model": "fake", "prompt": "Hi", "max_tokens": 3, "stream": streamed}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with gateway() as served, asyncio.timeout(TIMEOUT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        try:
+            writer.write(head + body)
+            told, _, first = (await reader.read(1 << 16)).partition(b"\r\n\r\n")
+            assert told.startswith(b"HTTP/1.1 200")
+            assert b"{" in first
+        finally:
+            writer.close()
+            await writer.wait_closed()
+
+
+async def test_a_head_without_a_body_comes_too() -> None:
+    """Also before the connection ends."""
+    async with gateway() as served, asyncio.timeout(TIMEOUT_S):
+        kept = await served.client.head("/health/live")
+        closed = await served.client.head("/health/live", headers={"connection": "close"})
+    assert (kept.status_code, kept.content, closed.status_code, closed.content) == (200, b"", 200, b"")
+    assert "server" not in kept.headers
