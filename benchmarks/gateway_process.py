@@ -6,6 +6,7 @@ time; OVER ends it.
 """
 
 import asyncio
+import contextlib
 import cProfile
 import os
 from dataclasses import dataclass
@@ -81,10 +82,12 @@ async def _serve(setting: Setting, pipe: Connection) -> None:
         over = asyncio.Event()
 
         def on_message() -> None:
-            if pipe.recv() == SPANS:
-                pipe.send(noted.take())
-            else:
-                over.set()
+            with contextlib.suppress(EOFError):
+                if pipe.recv() == SPANS:
+                    pipe.send(noted.take())
+                    return
+            asyncio.get_running_loop().remove_reader(pipe.fileno())
+            over.set()
 
         asyncio.get_running_loop().add_reader(pipe.fileno(), on_message)
         await over.wait()

@@ -348,9 +348,10 @@ class Lifecycle:
             self._release(choice)
             if choice.state.number:
                 choice.state.move(to, now)
+        first = record.choices[0]
         self._close(record, error)
-        if record.choices[0].state.live:
-            record.choices[0].state.move(to, now)
+        if first.state.live:
+            first.state.move(to, now)
 
     def _close(self, record: RequestRecord, error: TwostrokeError | None) -> None:
         del self.requests[record.request.request_id]
@@ -364,6 +365,9 @@ class Lifecycle:
             record.stream.close()
         else:
             record.stream.fail(error)
+        for choice in record.choices:
+            choice.entry = None
+        record.choices.clear()  # no record refers to itself any longer, so all go at once and no collection is needed
         if not self.requests:
             self.idle.set()
 

@@ -1,6 +1,7 @@
 """Orders of messages between the dispatcher and two scripted workers: races that must end the same way."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from tests.router_builders import worker_info
 from tests.scripted_worker import ScriptedWorker
 from tests.waiting import until
 from twostroke.cluster.config import PolicySection, RouterSection
-from twostroke.cluster.core.errors import ContextOverflow, InternalError
+from twostroke.cluster.core.errors import Cancelled, ContextOverflow, InternalError
 from twostroke.cluster.core.ids import JobId, RequestId
 from twostroke.cluster.core.link import DirectLink
 from twostroke.cluster.core.messages import (
@@ -35,6 +36,7 @@ from twostroke.cluster.core.messages import (
 from twostroke.cluster.core.sampling import FinishReason, SamplingParams
 from twostroke.cluster.telemetry.metrics import RouterMetrics
 from twostroke.router.dispatcher import Dispatcher
+from twostroke.router.record import ChoiceRecord, RequestRecord
 from twostroke.router.request import GenerateRequest
 
 PROMPT = tuple(range(30))
@@ -323,3 +325,26 @@ async def test_a_link_that_broke_before_it_was_attached_is_not_used() -> None:
         link.cut("gone at once")
         assert not stage.dispatcher.attach(link)
         assert not stage.dispatcher.attach(stage.links["decode-0"])
+
+
+@pytest.mark.parametrize("ending", ["finished", "cancelled"])
+async def test_a_request_that_ended_leaves_nothing_to_collect(ending: str) -> None:
+    """Else each leaves some thirty objects to the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with scene() as stage:
+            answer = stage.submit()
+            job = await stage.leased()
+            prefill, decode = stage.workers["prefill-0"], stage.workers["decode-0"]
+            if ending == "finished":
+                await prefill.say(Started(job, 8), handed_over(job))
+                await decode.say(Started(job, 0, 100), Tokens((TokenRun(job, 1, (101, 102, 103)),)), finished(job))
+                assert (await answer).tokens[0] == [100, 101, 102, 103]
+            else:
+                stage.dispatcher.cancel(RequestId("r"))
+                with pytest.raises(Cancelled):
+                    await answer
+            assert not [one for one in gc.get_objects() if isinstance(one, RequestRecord | ChoiceRecord)]
+    finally:
+        gc.enable()
