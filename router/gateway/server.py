@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -48,12 +47,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Protocol(HttpToolsProtocol):
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(cast(asyncio.Transport, _HeadsWithBodies(transport)))
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        super().connection_made(_HeadsWithBodies(transport))
 
 
-class _HeadsWithBodies:
-    """A transport that sends an answer's head with the first of its body: a send less, and the client wakes once.
+class _HeadsWithBodies(asyncio.Transport):
+    """Sends an answer's head with the first of its body: a send less, and the client wakes once.
 
     uvicorn writes a head as soon as it is told of it. Here one waits for what is written next, or for the end of this
     turn of the loop (HEAD has no body).
@@ -64,14 +64,11 @@ class _HeadsWithBodies:
         self._loop = asyncio.get_running_loop()
         self._head = b""
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._head:
             data, self._head = self._head + data, b""
-        elif data.startswith(b"HTTP/1.1 "):
-            self._head = data
+        elif data[:9] == b"HTTP/1.1 ":
+            self._head = bytes(data)
             self._loop.call_soon(self._flush)
             return
         self._transport.write(data)
@@ -79,6 +76,21 @@ class _HeadsWithBodies:
     def close(self) -> None:
         self._flush()
         self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._transport.set_protocol(protocol)
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return self._transport.get_extra_info(name, default)
 
     def _flush(self) -> None:
         if self._head:
